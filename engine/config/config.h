@@ -1,0 +1,218 @@
+/* The configuration of a run: one plain struct, filled from the settings table.
+ *
+ * Field names are the setting names (`parallel.zero` is cfg->parallel.zero); `virtual` and `async`
+ * carry an underscore. The sections model, data and train are the mathematics of a run, the others
+ * its layout (docs/design.md, section 1).
+ *
+ * Life of a configuration: tr_config_init (defaults) -> tr_config_read_file -> tr_config_override
+ * for each `section.key=value`, later ones win -> tr_config_resolve(num_ranks), which fills what was
+ * left open and refuses what does not fit -> read only from there on. tr_config_clear frees what the
+ * struct owns: every string in it, the origins and the derived arrays. A tr_config is not shared
+ * between threads while it is being filled.
+ *
+ * Every function that can fail returns TR_ERR_SETTINGS with a message that names the setting, where
+ * it was given, the numbers and the nearest valid values; a configuration file that cannot be read
+ * is TR_ERR_SETTINGS too, and is named. */
+#ifndef TR_ENGINE_CONFIG_H
+#define TR_ENGINE_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/status.h"
+#include "memory/dtype.h"
+
+typedef enum tr_preset { TR_PRESET_GPT2, TR_PRESET_LLAMA } tr_preset;
+typedef enum tr_norm { TR_NORM_RMS, TR_NORM_LAYER } tr_norm;
+typedef enum tr_position { TR_POSITION_ROPE, TR_POSITION_LEARNED } tr_position;
+typedef enum tr_mlp { TR_MLP_SWIGLU, TR_MLP_GELU } tr_mlp;
+typedef enum tr_optimizer_kind { TR_OPTIMIZER_ADAMW, TR_OPTIMIZER_SGD } tr_optimizer_kind;
+typedef enum tr_lr_schedule {
+    TR_LR_COSINE,
+    TR_LR_LINEAR,
+    TR_LR_WSD,
+    TR_LR_CONSTANT
+} tr_lr_schedule;
+typedef enum tr_reduction_order { TR_REDUCTION_BLOCKS } tr_reduction_order;
+typedef enum tr_pipe { TR_PIPE_GPIPE, TR_PIPE_1F1B, TR_PIPE_INTERLEAVED } tr_pipe;
+typedef enum tr_transport { TR_TRANSPORT_AUTO, TR_TRANSPORT_SHM, TR_TRANSPORT_MPI } tr_transport;
+typedef enum tr_recompute {
+    TR_RECOMPUTE_NONE,
+    TR_RECOMPUTE_SELECTIVE,
+    TR_RECOMPUTE_FULL
+} tr_recompute;
+typedef enum tr_device_kind { TR_DEVICE_AUTO, TR_DEVICE_CPU } tr_device_kind;
+typedef enum tr_attention_kind { TR_ATTENTION_AUTO } tr_attention_kind;
+
+/* The two halves of a run; no setting belongs to both. */
+typedef enum tr_half { TR_HALF_MATHEMATICS, TR_HALF_LAYOUT } tr_half;
+
+struct tr_config_origin; /* who set each setting; private to engine/config */
+
+typedef struct tr_config {
+    struct {
+        tr_preset preset;
+        int64_t layers;        /* L, required */
+        int64_t hidden;        /* H, required */
+        int64_t heads;         /* A, required */
+        int64_t kv_heads;      /* K, 0 until resolved = heads */
+        int64_t head_dim;      /* D, 0 until resolved = hidden / heads */
+        int64_t ffn;           /* F, required */
+        int64_t vocab;         /* V, required; never the padded size */
+        int64_t max_positions; /* rows of learned positions, 0 until resolved = train.seq_len */
+        tr_norm norm;
+        double norm_eps;
+        tr_position position;
+        double rope_theta;
+        tr_mlp mlp;
+        bool bias;     /* biases of attention output and mlp; of norms when norm is layer */
+        bool qkv_bias; /* biases of the query, key and value products */
+        bool qk_norm;  /* always false in this version */
+        bool tied;     /* the head uses the embedding's weights */
+        double dropout;
+        double z_loss; /* always 0 in this version */
+        double init_std;
+    } model;
+    struct {
+        char *train;        /* path, required by the verbs that read tokens */
+        char *valid;        /* path, NULL = none */
+        char *tokenizer;    /* "bytes" or a path, NULL = none */
+        bool document_mask; /* always false in this version */
+    } data;
+    struct {
+        int64_t steps;        /* optimizer steps of the whole run, required */
+        int64_t seq_len;      /* T, tokens per sequence, required */
+        int64_t global_batch; /* sequences per optimizer step of the whole job, required */
+        int64_t micro_batch;  /* B, sequences per forward pass of one data rank */
+        uint64_t seed;
+        tr_dtype precision; /* compute dtype: TR_F32, TR_BF16 or TR_F16 */
+        double loss_scale;  /* 0 = dynamic, else a power of two; fp16 only */
+        int64_t loss_scale_growth;
+        tr_optimizer_kind optimizer;
+        double lr;
+        double min_lr; /* negative until resolved = lr / 10 */
+        int64_t warmup_steps;
+        tr_lr_schedule schedule;
+        double beta1, beta2, eps, weight_decay;
+        double clip; /* 0 = off */
+        int64_t max_skips;
+        int64_t eval_every;   /* steps, 0 = never */
+        int64_t eval_batches; /* global batches per evaluation, 0 = all of data.valid */
+        tr_reduction_order reduction_order;
+        /* R, 0 until resolved; what is recorded. What is run: derived.leaves */
+        int64_t reduction_leaves;
+        int64_t tensor_slices; /* always 0 in this version */
+        bool tf32;             /* always false in this version */
+    } train;
+    struct {
+        int64_t data; /* 0 until resolved = num_ranks / (tensor * pipeline) */
+        int64_t tensor;
+        int64_t pipeline;
+        int64_t virtual_; /* chunks of layers per pipeline rank */
+        tr_pipe schedule;
+        char *stages;  /* "auto" or "2,3,3,2"; as numbers: derived.chunk_layers */
+        int64_t zero;  /* 0 or 1 in this version */
+        bool sequence; /* sequence parallel; says nothing when tensor is 1 */
+        double bucket_mb;
+        bool overlap;
+        tr_transport inside; /* within a node */
+        tr_transport across; /* between nodes: auto or mpi */
+        double timeout_s;
+    } parallel;
+    struct {
+        tr_recompute recompute;
+        double limit_gb; /* per rank, in 1e9 bytes; 0 = what the device has */
+    } memory;
+    struct {
+        char *dir;     /* NULL until resolved = run.dir/checkpoints */
+        int64_t every; /* steps, 0 = only on request; else also after the last step */
+        int64_t keep;  /* newest checkpoints that stay, 0 = all */
+        bool async_;   /* always false in this version */
+        int64_t level; /* zstd level 1..19, 0 = no compression */
+        char *resume;  /* "auto", "none" or a path */
+        bool weights_only;
+    } checkpoint;
+    struct {
+        tr_device_kind kind;
+        int64_t threads; /* per rank; 0 = auto: the engine divides the node's cores by its ranks */
+        tr_attention_kind attention;
+    } device;
+    struct {
+        int64_t every; /* steps between console lines; metrics.jsonl has every step */
+    } log;
+    struct {
+        char *name; /* NULL until resolved = the file's name without folder and .yaml */
+        char *dir;  /* NULL until resolved = runs/NAME */
+    } run;
+
+    /* Filled by tr_config_resolve; no settings. */
+    struct {
+        bool resolved;
+        int64_t num_ranks;
+        int64_t microbatches; /* M of the global batch, over all data ranks */
+        /* Leaves of the tree that this layout runs: R, or data where R does not cover it. */
+        int64_t leaves;
+        int64_t num_chunks; /* pipeline * virtual */
+        /* [num_chunks], model order: chunk v * pipeline + p is the v-th chunk of stage p. */
+        int64_t *chunk_layers;
+        char
+            *warnings; /* one per line, NULL when none; whoever resolves prints them once per job */
+    } derived;
+
+    char *file; /* what was read, NULL when nothing was */
+    struct tr_config_origin *origins;
+} tr_config;
+
+/* Defaults everywhere; what is derived stays open (0, negative or NULL as noted above). */
+void tr_config_init(tr_config *cfg);
+void tr_config_clear(tr_config *cfg);
+
+/* Reads a YAML file of sections over what is there. A key twice, an unknown key or a value of the
+ * wrong type is refused as file:line:column. The file's name becomes run.name's default. */
+tr_status tr_config_read_file(tr_config *cfg, const char *path);
+/* The same from memory; `name` stands for the file in messages and origins (a checkpoint's
+ * manifest, a test). */
+tr_status tr_config_read_text(tr_config *cfg, const char *name, const char *text, size_t length);
+
+/* One `section.key=value` of the command line. */
+tr_status tr_config_override(tr_config *cfg, const char *assignment);
+
+/* Fills what was left open and checks everything about the layout against ranks and model, before
+ * anything is allocated. num_ranks: size of the job; 0 when it is not known (plan): the product of
+ * the axes then is the number of ranks, with parallel.data = 0 counting as 1. The first problem
+ * found is reported, coarse ones first: what is missing, model, ranks, batch, cuts, stages. Called
+ * once, after all overrides. */
+tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks);
+
+/* Init, read, overrides in order, resolve. On failure the struct is cleared. */
+tr_status tr_config_load(tr_config *cfg, const char *path, int num_overrides,
+                         char *const *overrides, int64_t num_ranks);
+
+/* A deep copy of a configuration, with its origins; `dst` is uninitialised storage. */
+void tr_config_copy(tr_config *dst, const tr_config *src);
+
+/* The effective configuration as YAML that tr_config_read_text reads back to equal settings, each
+ * line with a comment saying who set it: default, preset, FILE:LINE, command line, or resolved. The
+ * caller frees it with tr_free. */
+char *tr_config_dump(const tr_config *cfg);
+
+/* Batch arithmetic of a resolved configuration, both ways (per data rank and global, in sequences
+ * and in tokens), a few lines without a last newline. The caller frees it with tr_free. */
+char *tr_config_batch_text(const tr_config *cfg);
+
+/* The settings of `half` that differ, "train.lr: 0.0003 / 0.001", a line each; NULL when none does.
+ * The caller frees it with tr_free. */
+char *tr_config_diff(const tr_config *a, const tr_config *b, tr_half half);
+
+/* The value of one setting as text, as the dump writes it; NULL for a name that is no setting. The
+ * caller frees it with tr_free. */
+char *tr_config_get(const tr_config *cfg, const char *name);
+/* True when the file or the command line set it (not a default, a preset or the resolution). */
+bool tr_config_is_set(const tr_config *cfg, const char *name);
+
+/* The reference manual of all settings: plain text for a terminal, or Markdown (docs/settings.md). */
+void tr_config_manual(FILE *out, bool markdown);
+
+#endif
