@@ -1,0 +1,11 @@
+/* Time for deadlines, step times and waits. Thread-safe. */
+#ifndef TR_BASE_CLOCK_H
+#define TR_BASE_CLOCK_H
+
+/* Seconds since an arbitrary start, monotonic; comparable between processes of one machine, not across machines. */
+double tr_clock_seconds(void);
+
+/* Sleeps for at least `seconds`, also when signals arrive; returns at once when it is not positive. */
+void tr_clock_sleep(double seconds);
+
+#endif
