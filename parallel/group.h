@@ -1,0 +1,80 @@
+/* A group: an ordered set of ranks and the collectives between them, each posted and completed by an event.
+ *
+ * Channel model (DESIGN section 8). A channel is (group, from, to): in order, rendezvous, nothing is buffered, posting never blocks. A
+ * buffer belongs to the operation from the post until its event is complete. All ranks of a group post the same operations in the same
+ * order; where a process posts on several groups, the global order of posts is the same on all ranks that share them.
+ *
+ * Every source buffer lies in communication memory (tr_world_comm_memory), which peers of a node can read in place; destinations lie
+ * anywhere. The rule is checked on every transport, so that a program that works on one works on all.
+ *
+ * Sums. All floating-point sums go through one ordered primitive: element i of the result is the tree sum of the ranks' elements i, the tree over
+ * n things splitting at the largest power of two below n (DESIGN section 1), in fp32. reduce_scatter, all_reduce and hand-made exchanges therefore agree
+ * bit for bit on every transport.
+ *
+ * Waiting sleeps (futex) where all peers share a node, else tests, yields and sleeps briefly; always against the world's deadline. A wait
+ * that passes it returns TR_ERR_TIMEOUT with one line that names operation, group, peer and tag. One thread per process calls these functions. No call allocates after the
+ * group was created. Bytes sent are counted in tr_group_stats. */
+#ifndef TR_PARALLEL_GROUP_H
+#define TR_PARALLEL_GROUP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct tr_group tr_group;
+
+/* A posted operation; storage of the caller, reusable once complete. Zero-initialised = complete. */
+typedef struct tr_event {
+    tr_group *group; /* NULL when complete */
+    uint32_t slot;
+    uint32_t generation;
+} tr_event;
+
+typedef struct tr_group_stats {
+    uint64_t num_operations;
+    uint64_t bytes_sent;     /* payload bytes that this rank's peers needed from it (what a network would carry) */
+    double wait_seconds;     /* time inside tr_event_wait of this group */
+    double sum_seconds;      /* part of it spent adding */
+} tr_group_stats;
+
+int tr_group_size(const tr_group *group);
+int tr_group_rank(const tr_group *group); /* this process's place in the group */
+const char *tr_group_name(const tr_group *group);
+const tr_group_stats *tr_group_get_stats(const tr_group *group);
+
+/* dst[counts[me]] = tree sum over ranks p of (p's src segment for me). src: fp32, the segments for rank 0, 1, ... one after the other
+ * (sum of counts elements). counts (elements, same on all ranks, kept by the caller until completion) may hold zeros. dst may be this rank's own segment of src. */
+tr_status tr_group_reduce_scatter(tr_group *group, const float *src, const int64_t *counts,
+                                  float *dst, tr_event *event);
+/* dst[n] = tree sum over ranks of src[n], fp32. dst may be src only if the transport says so: callers pass another buffer. */
+tr_status tr_group_all_reduce(tr_group *group, const float *src, float *dst, int64_t n,
+                              tr_event *event);
+/* dst = the ranks' segments one after the other; src: counts[me] items of item_bytes. dst may contain src at its place. */
+tr_status tr_group_all_gather(tr_group *group, const void *src, const int64_t *counts,
+                              size_t item_bytes, void *dst, tr_event *event);
+/* src: communication memory at the sender; dst anywhere at the receiver; both give the same byte count. `tag` only names the wait. */
+tr_status tr_group_send(tr_group *group, int to, const void *src, size_t bytes, int64_t tag,
+                        tr_event *event);
+tr_status tr_group_recv(tr_group *group, int from, void *dst, size_t bytes, int64_t tag,
+                        tr_event *event);
+
+/* True when complete; moves all of this process's posted operations on. Never blocks. */
+tr_status tr_event_test(tr_event *event, bool *complete);
+/* Waits, moving all posted operations of this process on. */
+tr_status tr_event_wait(tr_event *event);
+/* Moves posted operations on without waiting for any; called between operations of the compute stream. */
+tr_status tr_group_progress(tr_group *group);
+
+/* Small host-memory collectives that finish before they return; n up to 4096. Any memory. Integer sums know no order. */
+typedef enum tr_int_op { TR_INT_SUM, TR_INT_MAX, TR_INT_MIN } tr_int_op;
+tr_status tr_group_all_reduce_i64(tr_group *group, int64_t *values, int n, tr_int_op op);
+/* Maximum of floats (order does not matter). src in communication memory as above; posted. */
+tr_status tr_group_all_reduce_max(tr_group *group, const float *src, float *dst, int64_t n,
+                                  tr_event *event);
+/* Any memory, any size, small or at set-up; finishes before it returns. */
+tr_status tr_group_broadcast(tr_group *group, int root, void *data, size_t bytes);
+tr_status tr_group_barrier(tr_group *group);
+
+#endif

@@ -1,0 +1,47 @@
+/* The world: all ranks of a run, which of them share a node, and the memory that they exchange through.
+ *
+ * Made from an MPI communicator (MPI_Init stays with the caller). Chooses a transport per group: shared memory with futex waits when all its ranks share a node (and settings allow), MPI otherwise.
+ * One thread calls everything here. */
+#ifndef TR_PARALLEL_WORLD_H
+#define TR_PARALLEL_WORLD_H
+
+#include <mpi.h>
+
+#include "parallel/group.h"
+
+typedef struct tr_world tr_world;
+
+typedef enum tr_transport { TR_TRANSPORT_AUTO, TR_TRANSPORT_MPI, TR_TRANSPORT_SHM } tr_transport;
+
+typedef struct tr_world_options {
+    tr_transport inside; /* between ranks of one node */
+    double timeout_s;    /* any wait longer than this fails */
+} tr_world_options;
+
+/* Collective over `comm`. Errors: TR_ERR_TRANSPORT (e.g. singletons under a launcher: says what was seen and what to run instead). */
+tr_status tr_world_create(tr_world **world, MPI_Comm comm, const tr_world_options *options);
+void tr_world_destroy(tr_world *world);
+
+int tr_world_rank(const tr_world *world);
+int tr_world_size(const tr_world *world);
+int tr_world_local_rank(const tr_world *world);  /* among the ranks of this node */
+int tr_world_local_size(const tr_world *world);
+int tr_world_num_nodes(const tr_world *world);
+/* "shm" or "mpi": what a group of these ranks would use. */
+const char *tr_world_transport_name(const tr_world *world, const int *ranks, int num_ranks);
+
+/* The communication arena's backing, once per world, before any group operation: `bytes` (may differ by rank) of zeroed memory that this node's
+ * ranks map too. Collective over the world. Freed with the world. TR_ERR_MEMORY with the size when it cannot be had. */
+tr_status tr_world_comm_memory(tr_world *world, size_t bytes, void **memory);
+
+/* Collective over the listed ranks only in the sense that each of them makes the same call in the same order as all other groups: every rank of the world calls it for every
+ * group (also those it is not in; *group is NULL there). ranks: world ranks in group order. The name is kept. */
+tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks, const char *name,
+                                tr_group **group);
+void tr_group_destroy(tr_group *group);
+
+/* Called by the waiting code while a rank sleeps, at least every 100 ms (signals, watchdog); may be NULL. A status other than TR_OK ends the wait with it. */
+void tr_world_set_idle_callback(tr_world *world, tr_status (*callback)(void *context),
+                                void *context);
+
+#endif
