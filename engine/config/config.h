@@ -5,10 +5,10 @@
  * its layout (docs/design.md, section 1).
  *
  * Life of a configuration: tr_config_init (defaults) -> tr_config_read_file -> tr_config_override
- * for each `section.key=value`, later ones win -> tr_config_resolve(num_ranks), which fills what was
- * left open and refuses what does not fit -> read only from there on. tr_config_clear frees what the
- * struct owns: every string in it, the origins and the derived arrays. A tr_config is not shared
- * between threads while it is being filled.
+ * for each `section.key=value`, later ones win -> tr_config_resolve(num_ranks), which fills what
+ * was left open and refuses what does not fit -> read only from there on. tr_config_clear frees
+ * what the struct owns: every string in it, the origins and the derived arrays. A tr_config is not
+ * shared between threads while it is being filled.
  *
  * Every function that can fail returns TR_ERR_SETTINGS with a message that names the setting, where
  * it was given, the numbers and the nearest valid values; a configuration file that cannot be read
