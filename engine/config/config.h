@@ -37,7 +37,12 @@ typedef enum tr_lr_schedule {
 } tr_lr_schedule;
 typedef enum tr_reduction_order { TR_REDUCTION_BLOCKS } tr_reduction_order;
 typedef enum tr_pipe { TR_PIPE_GPIPE, TR_PIPE_1F1B, TR_PIPE_INTERLEAVED } tr_pipe;
-typedef enum tr_transport { TR_TRANSPORT_AUTO, TR_TRANSPORT_SHM, TR_TRANSPORT_MPI } tr_transport;
+/* In the order of tr_transport of parallel/world.h, which needs mpi.h. */
+typedef enum tr_config_transport {
+    TR_CONFIG_TRANSPORT_AUTO,
+    TR_CONFIG_TRANSPORT_MPI,
+    TR_CONFIG_TRANSPORT_SHM
+} tr_config_transport;
 typedef enum tr_recompute {
     TR_RECOMPUTE_NONE,
     TR_RECOMPUTE_SELECTIVE,
@@ -117,8 +122,8 @@ typedef struct tr_config {
         bool sequence; /* sequence parallel; says nothing when tensor is 1 */
         double bucket_mb;
         bool overlap;
-        tr_transport inside; /* within a node */
-        tr_transport across; /* between nodes: auto or mpi */
+        tr_config_transport inside; /* within a node */
+        tr_config_transport across; /* between nodes: auto or mpi */
         double timeout_s;
     } parallel;
     struct {
@@ -212,7 +217,7 @@ char *tr_config_get(const tr_config *cfg, const char *name);
 /* True when the file or the command line set it (not a default, a preset or the resolution). */
 bool tr_config_is_set(const tr_config *cfg, const char *name);
 
-/* The reference manual of all settings: plain text for a terminal, or Markdown (docs/settings.md). */
+/* The reference manual of all settings: for a terminal, or Markdown (docs/settings.md). */
 void tr_config_manual(FILE *out, bool markdown);
 
 #endif
