@@ -32,6 +32,17 @@ void *tr_alloc(size_t count, size_t size)
     return pointer;
 }
 
+void *tr_alloc_aligned(size_t count, size_t size, size_t alignment)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes))
+        out_of_memory(count, size);
+    void *pointer;
+    if (posix_memalign(&pointer, alignment, bytes == 0 ? 1 : bytes) != 0)
+        out_of_memory(count, size);
+    return memset(pointer, 0, bytes);
+}
+
 void *tr_realloc(void *pointer, size_t count, size_t size)
 {
     size_t bytes;

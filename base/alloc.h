@@ -8,6 +8,8 @@
 #include <stddef.h>
 
 void *tr_alloc(size_t count, size_t size);
+/* The same at a multiple of `alignment` (a power of two, at least 8). */
+void *tr_alloc_aligned(size_t count, size_t size, size_t alignment);
 /* Grows or shrinks; new bytes are not zeroed. `pointer` may be NULL. */
 void *tr_realloc(void *pointer, size_t count, size_t size);
 char *tr_strdup(const char *text);
@@ -16,6 +18,7 @@ char *tr_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void tr_free(void *pointer);
 
 #define TR_NEW(type) ((type *)tr_alloc(1, sizeof(type)))
+#define TR_NEW_ALIGNED(type) ((type *)tr_alloc_aligned(1, sizeof(type), _Alignof(type)))
 #define TR_NEW_ARRAY(type, count) ((type *)tr_alloc((count), sizeof(type)))
 
 #endif

@@ -28,20 +28,22 @@ typedef enum tr_mem_category {
 #define TR_MEM_ENUM(name, text) TR_MEM_##name,
     TR_MEM_LIST(TR_MEM_ENUM)
 #undef TR_MEM_ENUM
-    TR_MEM_NUM
+        TR_MEM_NUM
 } tr_mem_category;
 
 const char *tr_mem_category_name(tr_mem_category category);
 
-enum { TR_ARENA_ALIGNMENT = 256 }; /* bytes; of every allocation, so that kernels see aligned operands */
+enum {
+    TR_ARENA_ALIGNMENT = 256
+}; /* bytes; of every allocation, so that kernels see aligned operands */
 
 typedef struct tr_arena {
     tr_mem_category category;
-    bool counting;     /* addresses start at a fake base and must not be dereferenced */
+    bool counting; /* addresses start at a fake base and must not be dereferenced */
     unsigned char *base;
-    size_t capacity;   /* bytes; SIZE_MAX when counting */
-    size_t used;       /* bytes */
-    size_t peak;       /* bytes; the largest `used` so far */
+    size_t capacity; /* bytes; SIZE_MAX when counting */
+    size_t used;     /* bytes */
+    size_t peak;     /* bytes; the largest `used` so far */
 } tr_arena;
 
 void tr_arena_init_counting(tr_arena *arena, tr_mem_category category);
