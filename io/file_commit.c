@@ -1,0 +1,71 @@
+#include "io/file_commit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *path)
+{
+    const unsigned char *next = bytes;
+    while (size > 0) {
+        ssize_t done = write(fd, next, size);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0)
+            return tr_fail_errno(TR_ERR_IO, errno, "%s: writing failed", path);
+        next += done;
+        size -= (size_t)done;
+    }
+    return TR_OK;
+}
+
+tr_status tr_file_sync_folder(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t length = slash != NULL ? (size_t)(slash - path) : 0;
+    if (length >= sizeof folder)
+        return tr_fail(TR_ERR_IO, "%s: the path is longer than %zu bytes", path, sizeof folder);
+    if (slash == NULL) {
+        strcpy(folder, ".");
+    } else if (slash == path) {
+        strcpy(folder, "/");
+    } else {
+        memcpy(folder, path, length);
+        folder[length] = '\0';
+    }
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot open the folder", folder);
+    /* Some network file systems refuse to flush a folder; the rename itself stands. */
+    int failed = fsync(fd) != 0 && errno != EINVAL && errno != EROFS;
+    int errnum = errno;
+    close(fd);
+    if (failed)
+        return tr_fail_errno(TR_ERR_IO, errnum, "%s: flushing the folder failed", folder);
+    return TR_OK;
+}
+
+tr_status tr_file_commit(int fd, const char *temp, const char *path)
+{
+    if (fsync(fd) != 0) {
+        int errnum = errno;
+        close(fd);
+        unlink(temp);
+        return tr_fail_errno(TR_ERR_IO, errnum, "%s: flushing to the disk failed", temp);
+    }
+    if (close(fd) != 0) {
+        int errnum = errno;
+        unlink(temp);
+        return tr_fail_errno(TR_ERR_IO, errnum, "%s: closing failed", temp);
+    }
+    if (rename(temp, path) != 0) {
+        int errnum = errno;
+        unlink(temp);
+        return tr_fail_errno(TR_ERR_IO, errnum, "%s: cannot rename to %s", temp, path);
+    }
+    return tr_file_sync_folder(path);
+}

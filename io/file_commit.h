@@ -1,0 +1,25 @@
+/* Files that appear whole or not at all: written under a temporary name, flushed to the disk,
+ * renamed.
+ *
+ * A reader of the final name sees the old file or the new one, never a part, also after a crash
+ * or a power cut. Nothing here allocates heap memory; every function may be called from any
+ * thread. */
+#ifndef TR_IO_FILE_COMMIT_H
+#define TR_IO_FILE_COMMIT_H
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+/* Writes all `size` bytes to `fd`, going on after signals and short writes. `path` is for the
+ * message. */
+tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *path);
+
+/* Flushes `fd` (open on `temp`) to the disk, closes it in every case, renames `temp` to `path`
+ * and flushes the folder. On failure `temp` is removed and `path` is as it was. */
+tr_status tr_file_commit(int fd, const char *temp, const char *path);
+
+/* Flushes the folder that holds `path`, so that a rename in it outlives a power cut. */
+tr_status tr_file_sync_folder(const char *path);
+
+#endif
