@@ -1,0 +1,108 @@
+/* What the mathematics must satisfy by itself, whatever the layout: presets, sizes of the model,
+ * the learning rate and the loss scale. */
+#include "engine/config/settings_int.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+void tr_config_apply_preset(tr_config *cfg)
+{
+    bool gpt2 = cfg->model.preset == TR_PRESET_GPT2;
+    for (size_t i = 0; i < tr_num_settings; i++) {
+        const tr_setting *row = &tr_settings[i];
+        if (row->preset_gpt2 == NULL || tr_origin_of(cfg, row)->kind != TR_ORIGIN_DEFAULT)
+            continue;
+        const char *text = gpt2 ? row->preset_gpt2 : row->preset_llama;
+        tr_status status = tr_setting_parse(cfg, row, "preset", text);
+        TR_ASSERT(status == TR_OK);
+        tr_origin_set(cfg, row, TR_ORIGIN_PRESET, gpt2 ? "gpt2" : "llama");
+    }
+}
+
+static tr_status check_heads(const tr_config *cfg)
+{
+    if (cfg->model.head_dim == 0 && cfg->model.hidden % cfg->model.heads != 0) {
+        char *near = tr_nearest_divisors(cfg->model.heads, cfg->model.hidden);
+        tr_status status =
+            tr_fail(TR_ERR_SETTINGS,
+                    "%s = %" PRId64 " does not divide model.hidden = %" PRId64
+                    ": use model.heads = %s, or set model.head_dim",
+                    tr_setting_cite(cfg, "model.heads"), cfg->model.heads, cfg->model.hidden, near);
+        tr_free(near);
+        return status;
+    }
+    if (cfg->model.kv_heads != 0 && cfg->model.heads % cfg->model.kv_heads != 0) {
+        char *near = tr_nearest_divisors(cfg->model.kv_heads, cfg->model.heads);
+        tr_status status = tr_fail(
+            TR_ERR_SETTINGS,
+            "%s = %" PRId64 " does not divide model.heads = %" PRId64 ": use model.kv_heads = %s",
+            tr_setting_cite(cfg, "model.kv_heads"), cfg->model.kv_heads, cfg->model.heads, near);
+        tr_free(near);
+        return status;
+    }
+    return TR_OK;
+}
+
+tr_status tr_config_check_model(const tr_config *cfg)
+{
+    TR_TRY(check_heads(cfg));
+    int64_t head_dim =
+        cfg->model.head_dim ? cfg->model.head_dim : cfg->model.hidden / cfg->model.heads;
+    if (cfg->model.position == TR_POSITION_ROPE && head_dim % 2 != 0)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %" PRId64 " is odd, and model.position = rope turns pairs of features:"
+                       " use model.head_dim = %" PRId64 " or %" PRId64,
+                       tr_setting_cite(cfg, "model.head_dim"), head_dim,
+                       head_dim > 1 ? head_dim - 1 : head_dim + 3, head_dim + 1);
+    if (cfg->model.position == TR_POSITION_LEARNED && cfg->model.max_positions != 0 &&
+        cfg->model.max_positions < cfg->train.seq_len)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "train.seq_len = %" PRId64 " is longer than %s = %" PRId64
+                       ": use at most %" PRId64 " tokens, or more positions",
+                       cfg->train.seq_len, tr_setting_cite(cfg, "model.max_positions"),
+                       cfg->model.max_positions, cfg->model.max_positions);
+    if (cfg->data.tokenizer && strcmp(cfg->data.tokenizer, "bytes") == 0 && cfg->model.vocab < 257)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %" PRId64 ": the tokenizer `bytes` has 257 tokens (256 values and the "
+                       "end of a document); use model.vocab = 257 or more",
+                       tr_setting_cite(cfg, "model.vocab"), cfg->model.vocab);
+    return TR_OK;
+}
+
+tr_status tr_config_check_train(const tr_config *cfg)
+{
+    int64_t sequences, tokens;
+    if (__builtin_mul_overflow(cfg->train.steps, cfg->train.global_batch, &sequences) ||
+        __builtin_mul_overflow(sequences, cfg->train.seq_len, &tokens))
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %" PRId64 " x train.global_batch %" PRId64 " x train.seq_len %" PRId64
+                       " is more than 2^63 tokens: use fewer steps",
+                       tr_setting_cite(cfg, "train.steps"), cfg->train.steps,
+                       cfg->train.global_batch, cfg->train.seq_len);
+    if (cfg->train.warmup_steps > cfg->train.steps)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %" PRId64 " is more than train.steps = %" PRId64
+                       ": use at most %" PRId64,
+                       tr_setting_cite(cfg, "train.warmup_steps"), cfg->train.warmup_steps,
+                       cfg->train.steps, cfg->train.steps);
+    if (cfg->train.min_lr > cfg->train.lr)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %g is more than train.lr = %g: the rate falls from lr to min_lr; use "
+                       "min_lr of at most %g",
+                       tr_setting_cite(cfg, "train.min_lr"), cfg->train.min_lr, cfg->train.lr,
+                       cfg->train.lr);
+    if (cfg->train.loss_scale != 0 && cfg->train.precision != TR_F16)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %g: only train.precision = fp16 scales the loss, and it is %s; leave "
+                       "train.loss_scale out",
+                       tr_setting_cite(cfg, "train.loss_scale"), cfg->train.loss_scale,
+                       cfg->train.precision == TR_F32 ? "fp32" : "bf16");
+    if (cfg->train.eval_every != 0 && cfg->data.valid == NULL)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %" PRId64 " needs data.valid, and it is none: set data.valid, or "
+                       "train.eval_every = 0",
+                       tr_setting_cite(cfg, "train.eval_every"), cfg->train.eval_every);
+    return TR_OK;
+}

@@ -1,0 +1,120 @@
+/* The resolution: from what was set to a configuration without open ends that fits its ranks, or
+ * one message that says why it cannot be. Nothing is allocated for the run before it succeeds. */
+#include "engine/config/settings_int.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+/* All missing settings in one message: whoever writes a file wants the whole list. */
+static tr_status check_required(const tr_config *cfg)
+{
+    char *missing = NULL;
+    int count = 0;
+    for (size_t i = 0; i < tr_num_settings; i++) {
+        const tr_setting *row = &tr_settings[i];
+        /* Token files are needed by some verbs only, which ask for them. */
+        if (row->open || row->type == TR_SETTING_DATA || !tr_setting_is_open(cfg, row))
+            continue;
+        char *longer = tr_format("%s%s%s", missing ? missing : "", missing ? ", " : "", row->name);
+        tr_free(missing);
+        missing = longer;
+        count++;
+    }
+    if (missing == NULL)
+        return TR_OK;
+    tr_status status = tr_fail(TR_ERR_SETTINGS, "%s: %s must be set: %s",
+                               cfg->file ? cfg->file : "the configuration",
+                               count > 1 ? "these settings" : "one setting", missing);
+    tr_free(missing);
+    return status;
+}
+
+static void fill_int(tr_config *cfg, int64_t *field, int64_t value, const char *name)
+{
+    if (*field != 0)
+        return;
+    *field = value;
+    tr_setting_resolved(cfg, name);
+}
+
+/* Takes `value` over. */
+static void fill_text(tr_config *cfg, char **field, char *value, const char *name)
+{
+    if (*field != NULL) {
+        tr_free(value);
+        return;
+    }
+    *field = value;
+    tr_setting_resolved(cfg, name);
+}
+
+/* configs/tiny-g.yaml -> tiny-g */
+static char *name_of_file(const char *file)
+{
+    if (file == NULL)
+        return tr_strdup("run");
+    const char *slash = strrchr(file, '/');
+    const char *base = slash ? slash + 1 : file;
+    size_t length = strlen(base);
+    if (length > 5 && strcmp(base + length - 5, ".yaml") == 0)
+        length -= 5;
+    else if (length > 4 && strcmp(base + length - 4, ".yml") == 0)
+        length -= 4;
+    return tr_format("%.*s", (int)length, base);
+}
+
+static void fill_open(tr_config *cfg)
+{
+    fill_int(cfg, &cfg->model.kv_heads, cfg->model.heads, "model.kv_heads");
+    fill_int(cfg, &cfg->model.head_dim, cfg->model.hidden / cfg->model.heads, "model.head_dim");
+    fill_int(cfg, &cfg->model.max_positions, cfg->train.seq_len, "model.max_positions");
+    if (cfg->train.min_lr < 0) {
+        cfg->train.min_lr = cfg->train.lr / 10;
+        tr_setting_resolved(cfg, "train.min_lr");
+    }
+    fill_text(cfg, &cfg->run.name, name_of_file(cfg->file), "run.name");
+    fill_text(cfg, &cfg->run.dir, tr_format("runs/%s", cfg->run.name), "run.dir");
+    fill_text(cfg, &cfg->checkpoint.dir, tr_format("%s/checkpoints", cfg->run.dir),
+              "checkpoint.dir");
+}
+
+tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
+{
+    TR_ASSERT(!cfg->derived.resolved);
+    TR_TRY(check_required(cfg));
+    tr_config_apply_preset(cfg);
+    TR_TRY(tr_config_check_model(cfg));
+    TR_TRY(tr_config_check_train(cfg));
+    fill_open(cfg);
+    TR_TRY(tr_config_fit_ranks(cfg, num_ranks));
+    TR_TRY(tr_config_fit_batch(cfg));
+    TR_TRY(tr_config_fit_cuts(cfg));
+    TR_TRY(tr_config_fit_stages(cfg));
+    cfg->derived.resolved = true;
+    return TR_OK;
+}
+
+static const char *plural(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+char *tr_config_batch_text(const tr_config *cfg)
+{
+    TR_ASSERT(cfg->derived.resolved);
+    int64_t length = cfg->train.seq_len, global = cfg->train.global_batch;
+    int64_t micro = cfg->train.micro_batch, data = cfg->parallel.data;
+    int64_t mine = global / data, steps = cfg->train.steps;
+    return tr_format(
+        "global batch    %" PRId64 " sequence%s x %" PRId64 " tokens = %" PRId64
+        " tokens per step, %" PRId64 " microbatch%s\n"
+        "per data rank   %" PRId64 " sequence%s = %" PRId64 " tokens per step, %" PRId64
+        " microbatch%s of %" PRId64 " sequence%s (%" PRId64 " tokens), %" PRId64 " data rank%s\n"
+        "whole run       %" PRId64 " step%s = %" PRId64 " sequences = %" PRId64 " tokens",
+        global, plural(global), length, global * length, cfg->derived.microbatches,
+        cfg->derived.microbatches == 1 ? "" : "es", mine, plural(mine), mine * length, mine / micro,
+        mine / micro == 1 ? "" : "es", micro, plural(micro), micro * length, data, plural(data),
+        steps, plural(steps), steps * global, steps * global * length);
+}
