@@ -104,6 +104,45 @@ void tr_config_copy(tr_config *dst, const tr_config *src)
     }
 }
 
+enum { FAR = 1000 }; /* a distance that no names have */
+
+/* Distance of a given name to a setting: as it stands, or by the part behind the section when the
+ * given name has none or the wrong one; that counts one more, so that the same section wins. */
+static int name_distance(const char *given, const char *name)
+{
+    int whole = tr_edit_distance(given, name);
+    if (whole > tr_edit_limit(given))
+        whole = FAR;
+    const char *given_key = strrchr(given, '.');
+    given_key = given_key ? given_key + 1 : given;
+    int key = tr_edit_distance(given_key, strchr(name, '.') + 1);
+    if (key > (int)strlen(given_key) / 4)
+        key = FAR;
+    return whole < key + 1 ? whole : key + 1;
+}
+
+tr_status tr_setting_unknown(const char *where, const char *name)
+{
+    for (size_t i = 0; tr_settings_later[i]; i++)
+        if (strcmp(tr_settings_later[i], name) == 0)
+            return tr_fail(TR_ERR_SETTINGS, "%s: %s is not in this version; leave it out", where,
+                           name);
+    const char *best = NULL;
+    int best_distance = FAR;
+    for (size_t i = 0; i < tr_num_settings; i++) {
+        int distance = name_distance(name, tr_settings[i].name);
+        if (distance < best_distance) {
+            best_distance = distance;
+            best = tr_settings[i].name;
+        }
+    }
+    if (best)
+        return tr_fail(TR_ERR_SETTINGS, "%s: unknown setting %s; did you mean %s?", where, name,
+                       best);
+    return tr_fail(TR_ERR_SETTINGS, "%s: unknown setting %s; `trine config` lists all settings",
+                   where, name);
+}
+
 static bool is_section(const char *name)
 {
     size_t length = strlen(name);

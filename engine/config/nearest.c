@@ -1,5 +1,5 @@
 /* What a refusal offers instead: the nearest word, the nearest multiple, the nearest divisor. */
-#include "engine/config/settings_int.h"
+#include "engine/config/nearest.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -34,8 +34,7 @@ int tr_edit_distance(const char *a, const char *b)
     return last[num_b];
 }
 
-/* Edits up to which two words count as close. */
-static int close_enough(const char *given)
+int tr_edit_limit(const char *given)
 {
     int third = (int)strlen(given) / 3;
     return third < 2 ? (strlen(given) > 2 ? 2 : 1) : third;
@@ -44,7 +43,7 @@ static int close_enough(const char *given)
 const char *tr_nearest_word(const char *given, const char *const *words, size_t num_words)
 {
     const char *best = NULL;
-    int best_distance = close_enough(given) + 1;
+    int best_distance = tr_edit_limit(given) + 1;
     for (size_t i = 0; i < num_words; i++) {
         int distance = tr_edit_distance(given, words[i]);
         if (distance < best_distance && distance < (int)strlen(words[i])) {
@@ -53,43 +52,6 @@ const char *tr_nearest_word(const char *given, const char *const *words, size_t 
         }
     }
     return best;
-}
-
-/* Distance of a given name to a setting: as it stands, or by the part behind the section when the
- * given name has none or the wrong one; that counts one more, so that the same section wins. */
-static int name_distance(const char *given, const char *name)
-{
-    int whole = tr_edit_distance(given, name);
-    if (whole > close_enough(given))
-        whole = MAX_WORD;
-    const char *given_key = strrchr(given, '.');
-    given_key = given_key ? given_key + 1 : given;
-    int key = tr_edit_distance(given_key, strchr(name, '.') + 1);
-    if (key > (int)strlen(given_key) / 4)
-        key = MAX_WORD;
-    return min_int(whole, key + 1);
-}
-
-tr_status tr_setting_unknown(const char *where, const char *name)
-{
-    for (size_t i = 0; tr_settings_later[i]; i++)
-        if (strcmp(tr_settings_later[i], name) == 0)
-            return tr_fail(TR_ERR_SETTINGS, "%s: %s is not in this version; leave it out", where,
-                           name);
-    const char *best = NULL;
-    int best_distance = MAX_WORD;
-    for (size_t i = 0; i < tr_num_settings; i++) {
-        int distance = name_distance(name, tr_settings[i].name);
-        if (distance < best_distance) {
-            best_distance = distance;
-            best = tr_settings[i].name;
-        }
-    }
-    if (best)
-        return tr_fail(TR_ERR_SETTINGS, "%s: unknown setting %s; did you mean %s?", where, name,
-                       best);
-    return tr_fail(TR_ERR_SETTINGS, "%s: unknown setting %s; `trine config` lists all settings",
-                   where, name);
 }
 
 static char *one_or_two(int64_t below, int64_t above)

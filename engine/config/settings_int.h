@@ -8,6 +8,7 @@
 #define TR_ENGINE_SETTINGS_INT_H
 
 #include "engine/config/config.h"
+#include "engine/config/nearest.h"
 #include "io/yaml_reader.h"
 
 typedef enum tr_setting_type {
@@ -94,16 +95,6 @@ char *tr_setting_values(const tr_setting *row);
 
 /* The refusal of a name that is no setting: not in this version, or the nearest name. */
 tr_status tr_setting_unknown(const char *where, const char *name);
-
-/* Texts of refusals. */
-/* Number of single-letter edits (insert, delete, replace, swap of neighbours) between two words. */
-int tr_edit_distance(const char *a, const char *b);
-/* The word nearest to `given` by that distance among `words`, NULL when none is close. */
-const char *tr_nearest_word(const char *given, const char *const *words, size_t num_words);
-/* "3", "2 or 4": the nearest multiples of `step` around n, at least `step`. tr_free. */
-char *tr_nearest_multiples(int64_t n, int64_t step);
-/* The nearest divisors of `total` around n: "4 or 6". tr_free. */
-char *tr_nearest_divisors(int64_t n, int64_t total);
 
 /* Steps of the resolution, in their own files. */
 void tr_config_apply_preset(tr_config *cfg);
