@@ -44,15 +44,6 @@ static void futex_wake(_Atomic uint32_t *word, int count)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
 
-/* Once per thread; a run may come from another thread than the pool's creation. */
-static void openmp_use_one_thread(void)
-{
-    static _Thread_local bool done;
-    if (!done)
-        omp_set_num_threads(1);
-    done = true;
-}
-
 static void pieces_work(tr_thread_pool *pool, int thread)
 {
     uint32_t left = atomic_load_explicit(&pool->unclaimed, memory_order_acquire);
@@ -72,7 +63,7 @@ static void *worker_main(void *argument)
 {
     worker *self = argument;
     tr_thread_pool *pool = self->pool;
-    openmp_use_one_thread();
+    omp_set_num_threads(1);
     for (;;) {
         uint32_t seen = atomic_load_explicit(&pool->posted, memory_order_acquire);
         if (atomic_load_explicit(&pool->ending, memory_order_acquire))
@@ -94,7 +85,7 @@ static void workers_end(tr_thread_pool *pool, int num_workers)
 tr_status tr_thread_pool_create(int num_threads, tr_thread_pool **pool_out)
 {
     TR_ASSERT(num_threads >= 1);
-    openmp_use_one_thread();
+    omp_set_num_threads(1);
     tr_thread_pool *pool = TR_NEW_ALIGNED(tr_thread_pool);
     pool->num_threads = num_threads;
     pool->workers = TR_NEW_ARRAY(worker, (size_t)num_threads);
@@ -139,7 +130,7 @@ int tr_thread_pool_num_threads(const tr_thread_pool *pool)
 void tr_thread_pool_run(tr_thread_pool *pool, int num_pieces,
                         void (*piece)(void *context, int piece, int thread), void *context)
 {
-    openmp_use_one_thread();
+    omp_set_num_threads(1); /* a few instructions; this may be another thread than the creator */
     if (pool->num_threads == 1 || num_pieces <= 1) {
         for (int i = 0; i < num_pieces; i++)
             piece(context, i, 0);
