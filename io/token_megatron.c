@@ -62,11 +62,11 @@ static tr_status read_header(tr_token_file *file)
     uint64_t entries = tr_load_u64(index->bytes + AT_DOCUMENTS);
     uint64_t room = index->size - HEADER_BYTES;
     if (sequences > room / 12)
-        return tr_fail(TR_ERR_DATA,
-                       "%s: offset %d: %llu sequences do not fit in the file's %llu bytes (at most "
-                       "%llu would)",
-                       index->path, AT_SEQUENCES, (unsigned long long)sequences,
-                       (unsigned long long)index->size, (unsigned long long)(room / 12));
+        return tr_fail(
+            TR_ERR_DATA,
+            "%s: offset %d: %llu sequences, expected at most %llu in the file's %llu bytes",
+            index->path, AT_SEQUENCES, (unsigned long long)sequences,
+            (unsigned long long)(room / 12), (unsigned long long)index->size);
     room -= 12 * sequences;
     if (entries < 1 || entries > room / 8)
         return tr_fail(
