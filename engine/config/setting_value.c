@@ -284,11 +284,11 @@ bool tr_setting_is_open(const tr_config *cfg, const tr_setting *row)
     }
 }
 
-/* The shortest text that reads back to the same double. */
+/* The shortest text of 15 to 17 digits that reads back to the same double. */
 static char *format_real(double value)
 {
     char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
+    for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);
         if (strtod(text, NULL) == value)
             break;
@@ -345,9 +345,11 @@ static char *number_values(const tr_setting *row)
     else if (high == NULL)
         values =
             tr_format("%s%s %s%s%s", of, above_low ? "more than" : "at least", low, or_word, word);
+    else if (row->below_max)
+        values = tr_format("at least %s and below %s", low, high);
     else
-        values = tr_format("%s%s%s to %s%s%s%s", of, above_low ? "more than " : "", low,
-                           row->below_max ? "below " : "", high, or_word, word);
+        values = tr_format("%s%s%s to %s%s%s", of, above_low ? "more than " : "", low, high,
+                           or_word, word);
     tr_free(low);
     tr_free(high);
     return values;
