@@ -4,6 +4,8 @@
  * Model: the layers are cut into C = num_stages * num_virtual chunks; chunk c lives on rank c mod num_stages (its local number is c / num_stages)
  * and passes activations to chunk c+1, gradients to chunk c-1. An action is done by one rank for one (chunk, microbatch):
  * F forward, B input gradient, W weight gradient, and the four transfers; a transfer stands where it is posted, and the action that needs it waits for it.
+ * A channel is an ordered pair of ranks: on two ranks with virtual chunks it carries activations and gradients, in one order. Where both chunks of a
+ * transfer live on one rank (one stage), the receive directly follows the send.
  * Microbatches are numbered 0 ... num_microbatches-1 of one data rank. Weight gradients of a chunk run in microbatch order on every schedule.
  * Pure: no ranks, no memory but tr_alloc. */
 #ifndef TR_PARALLEL_SCHEDULE_H
@@ -16,8 +18,8 @@
 
 typedef enum tr_action_kind {
     TR_ACTION_FORWARD,
-    TR_ACTION_BACKWARD, /* input gradient */
-    TR_ACTION_WEIGHT,   /* weight gradient */
+    TR_ACTION_BACKWARD,      /* input gradient */
+    TR_ACTION_WEIGHT,        /* weight gradient */
     TR_ACTION_SEND_FORWARD,  /* this chunk's output to the next chunk's rank */
     TR_ACTION_RECV_FORWARD,  /* this chunk's input from the previous chunk's rank */
     TR_ACTION_SEND_BACKWARD, /* gradient of this chunk's input to the previous chunk's rank */
@@ -26,9 +28,12 @@ typedef enum tr_action_kind {
 
 typedef struct tr_action {
     tr_action_kind kind;
-    int chunk;      /* global chunk number */
+    int chunk; /* global chunk number */
     int microbatch;
-    int slot;       /* activation slot of this chunk on this rank (0 ... num_slots-1), same for F, B and W of one (chunk, microbatch) */
+    int slot; /* activation slot of this chunk on this rank (0 ... num_slots-1), same for all actions of one (chunk, microbatch); taken by
+                     * RECV_FORWARD (chunk 0: by F), free again after W (evaluation: after F) */
+    int buffer; /* SEND_*: the rank's send buffer, written by the F or B of this (chunk, microbatch), which waits until the buffer's last send is
+                     * complete; RECV_BACKWARD: the rank's gradient buffer, free again after B; other actions: -1 */
 } tr_action;
 
 typedef struct tr_action_list {
@@ -47,7 +52,8 @@ typedef struct tr_schedule {
     tr_schedule_kind kind;
     int num_stages, num_virtual, num_microbatches;
     tr_action_list *ranks; /* [num_stages] */
-    int *num_slots;        /* [num_stages * num_virtual]: peak of live activations of each global chunk */
+    int *num_slots; /* [num_stages * num_virtual]: peak of live activations of each global chunk */
+    int *num_send_buffers, *num_grad_buffers; /* [num_stages]: what `buffer` counts in */
 } tr_schedule;
 
 /* Makes, slots and checks the schedule. TR_ERR_SETTINGS with the allowed values when the kind cannot have these numbers. */
