@@ -1,7 +1,8 @@
 /* The one executor of pipeline schedules: runs a rank's action list, posting transfers and calling the stage functions that are handed in.
  *
  * It knows nothing of models: chunks, microbatches, slots and byte counts only. Transfers go over the pipeline group (rank = stage). A B directly followed by the W
- * of the same chunk and microbatch is one call of `backward`. */
+ * of the same chunk and microbatch is one call of `backward`. After a failure the transfers that were posted stay posted: the buffers must
+ * outlive the group. */
 #ifndef TR_PARALLEL_PIPELINE_EXEC_H
 #define TR_PARALLEL_PIPELINE_EXEC_H
 
@@ -27,13 +28,13 @@ typedef struct tr_pipeline_exec tr_pipeline_exec;
 size_t tr_pipeline_exec_send_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes);
 size_t tr_pipeline_exec_recv_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes);
 
-/* group: the pipeline group (NULL when num_stages is 1); transfers between two chunks of the same rank (one stage, virtual) are copies. The
+/* group: the pipeline group (NULL when num_stages is 1, and where nothing will run, as in a counting pass); transfers between two chunks of the same rank (one stage, virtual) are copies. The
  * buffers are the caller's, of the sizes above; they may be NULL when the size is 0. Allocates all it needs here; running allocates nothing. The schedule stays the caller's. */
 tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *schedule, int stage,
                                   tr_group *group, size_t transfer_bytes, void *send_memory,
                                   void *recv_memory, const tr_stage_functions *functions);
 void tr_pipeline_exec_destroy(tr_pipeline_exec *exec);
-/* One whole pass over the list (a step's microbatches); returns when every transfer of it is complete. */
+/* One whole pass over the list (a step's microbatches); returns when every transfer of it is complete. Collective over the group. */
 tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec);
 /* Seconds of the last run spent waiting for transfers. */
 double tr_pipeline_exec_wait_seconds(const tr_pipeline_exec *exec);

@@ -1,0 +1,303 @@
+/* See pipeline_exec.h. Creation turns the rank's list into steps whose buffers and events are fixed; running walks over the steps.
+ *
+ * A step that uses a received buffer waits for that receive's event, a step that fills a send buffer waits for the event of the buffer's last
+ * send; nothing else waits before the end of the list. */
+#include "parallel/pipeline_exec.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "memory/arena.h"
+#include "parallel/schedule_int.h"
+
+typedef struct step {
+    tr_action action;
+    int peer; /* transfers: the other stage */
+    void *
+        buffer; /* SEND: source; RECV_BACKWARD: destination; F, B: what the result goes to, or NULL */
+    const void *
+        source; /* B: gradient of the output, or NULL; RECV between chunks of one rank: what is copied */
+    tr_event *event; /* transfers: theirs; F, B: the input's, or NULL */
+    tr_event *reuse; /* F, B: the event of the last send from `buffer`, or NULL */
+} step;
+
+struct tr_pipeline_exec {
+    tr_group *group;
+    size_t transfer_bytes;
+    tr_stage_functions functions;
+    int num_stages, num_virtual;
+    bool keeps_activations; /* false in evaluation: a forward leaves nothing behind */
+    step *steps;
+    int num_steps;
+    tr_event *send_events; /* one for each send buffer */
+    int num_send_events;
+    tr_event *recv_events; /* one for each receive of the list */
+    int *live;             /* [num_virtual] forward activations of each local chunk */
+    int peak_live;
+    double wait_seconds;
+};
+
+static size_t buffer_stride(size_t transfer_bytes)
+{
+    return (transfer_bytes + TR_ARENA_ALIGNMENT - 1) / TR_ARENA_ALIGNMENT * TR_ARENA_ALIGNMENT;
+}
+
+size_t tr_pipeline_exec_send_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes)
+{
+    return (size_t)schedule->num_send_buffers[stage] * buffer_stride(transfer_bytes);
+}
+
+size_t tr_pipeline_exec_recv_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes)
+{
+    return (size_t)schedule->num_grad_buffers[stage] * buffer_stride(transfer_bytes);
+}
+
+/* What the steps of one (chunk, microbatch) have in common. */
+typedef struct pair {
+    tr_event *input_event, *grad_event;
+    const void *grad;
+    int send_buffer, send_back_buffer; /* -1: nothing is sent */
+} pair;
+
+typedef struct buffers {
+    char *send, *recv;
+    size_t stride;
+} buffers;
+
+static void *buffer_at(char *memory, size_t stride, int index)
+{
+    return memory + (size_t)index * stride;
+}
+
+/* Finds for every (local chunk, microbatch) the events and buffers that its transfers name. */
+static pair *find_pairs(tr_pipeline_exec *exec, const tr_schedule *schedule,
+                        const tr_action_list *list, const buffers *memory)
+{
+    int num_pairs = schedule->num_virtual * schedule->num_microbatches;
+    pair *pairs = TR_NEW_ARRAY(pair, num_pairs);
+    for (int i = 0; i < num_pairs; i++)
+        pairs[i].send_buffer = pairs[i].send_back_buffer = -1;
+    tr_event *next_event = exec->recv_events;
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        pair *of = &pairs[tr_schedule_index(schedule, action->chunk / schedule->num_stages,
+                                            action->microbatch)];
+        switch (action->kind) {
+        case TR_ACTION_SEND_FORWARD:
+            of->send_buffer = action->buffer;
+            break;
+        case TR_ACTION_SEND_BACKWARD:
+            of->send_back_buffer = action->buffer;
+            break;
+        case TR_ACTION_RECV_FORWARD:
+            of->input_event = next_event++;
+            break;
+        case TR_ACTION_RECV_BACKWARD:
+            of->grad_event = next_event++;
+            of->grad = buffer_at(memory->recv, memory->stride, action->buffer);
+            break;
+        default:
+            break;
+        }
+    }
+    return pairs;
+}
+
+/* The step of one action; `of` is its chunk's and microbatch's, `before` the step in front of it (receives within a rank follow their send). */
+static step make_step(tr_pipeline_exec *exec, const tr_action *action, const pair *of,
+                      const step *before, const buffers *memory)
+{
+    step made = {.action = *action};
+    int result = -1;
+    switch (action->kind) {
+    case TR_ACTION_FORWARD:
+        result = of->send_buffer;
+        made.event = of->input_event;
+        break;
+    case TR_ACTION_BACKWARD:
+        result = of->send_back_buffer;
+        made.event = of->grad_event;
+        made.source = of->grad;
+        break;
+    case TR_ACTION_WEIGHT:
+        break;
+    case TR_ACTION_SEND_FORWARD:
+    case TR_ACTION_SEND_BACKWARD:
+        made.buffer = buffer_at(memory->send, memory->stride, action->buffer);
+        made.event = &exec->send_events[action->buffer];
+        break;
+    case TR_ACTION_RECV_FORWARD:
+        made.event = of->input_event;
+        break;
+    case TR_ACTION_RECV_BACKWARD:
+        made.event = of->grad_event;
+        made.buffer = buffer_at(memory->recv, memory->stride, action->buffer);
+        break;
+    }
+    if (tr_action_is_send(action->kind) || tr_action_is_recv(action->kind))
+        made.peer = tr_action_peer_chunk(action) % exec->num_stages;
+    if (tr_action_is_recv(action->kind) && exec->num_stages == 1)
+        made.source = before->buffer;
+    if (result >= 0) {
+        made.buffer = buffer_at(memory->send, memory->stride, result);
+        made.reuse = &exec->send_events[result];
+    }
+    return made;
+}
+
+/* B and W of one call become one step. */
+static tr_status make_steps(tr_pipeline_exec *exec, const tr_schedule *schedule,
+                            const tr_action_list *list, const buffers *memory)
+{
+    pair *pairs = find_pairs(exec, schedule, list, memory);
+    tr_status status = TR_OK;
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        const pair *of = &pairs[tr_schedule_index(schedule, action->chunk / schedule->num_stages,
+                                                  action->microbatch)];
+        if (action->kind == TR_ACTION_WEIGHT) {
+            const tr_action *previous = &exec->steps[exec->num_steps - 1].action;
+            if (previous->kind == TR_ACTION_BACKWARD && previous->chunk == action->chunk &&
+                previous->microbatch == action->microbatch)
+                continue;
+            status = tr_fail(TR_ERR_INTERNAL,
+                             "pipeline: %dW%d does not directly follow %dB%d; this executor runs "
+                             "the two as one",
+                             action->chunk, action->microbatch, action->chunk, action->microbatch);
+            break;
+        }
+        const step *before = exec->num_steps > 0 ? &exec->steps[exec->num_steps - 1] : NULL;
+        exec->steps[exec->num_steps] = make_step(exec, action, of, before, memory);
+        exec->num_steps++;
+    }
+    tr_free(pairs);
+    return status;
+}
+
+tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *schedule, int stage,
+                                  tr_group *group, size_t transfer_bytes, void *send_memory,
+                                  void *recv_memory, const tr_stage_functions *functions)
+{
+    TR_ASSERT(stage >= 0 && stage < schedule->num_stages);
+    TR_ASSERT(group == NULL ||
+              (tr_group_size(group) == schedule->num_stages && tr_group_rank(group) == stage));
+    TR_ASSERT(send_memory != NULL ||
+              tr_pipeline_exec_send_bytes(schedule, stage, transfer_bytes) == 0);
+    TR_ASSERT(recv_memory != NULL ||
+              tr_pipeline_exec_recv_bytes(schedule, stage, transfer_bytes) == 0);
+
+    const tr_action_list *list = &schedule->ranks[stage];
+    const buffers memory = {
+        .send = send_memory, .recv = recv_memory, .stride = buffer_stride(transfer_bytes)};
+    int num_receives = 0;
+    for (int i = 0; i < list->num_actions; i++)
+        num_receives += tr_action_is_recv(list->actions[i].kind);
+
+    tr_pipeline_exec *made = TR_NEW(tr_pipeline_exec);
+    made->group = group;
+    made->transfer_bytes = transfer_bytes;
+    made->functions = *functions;
+    made->num_stages = schedule->num_stages;
+    made->num_virtual = schedule->num_virtual;
+    made->keeps_activations = schedule->kind != TR_SCHEDULE_FORWARD_ONLY;
+    made->num_send_events = schedule->num_send_buffers[stage];
+    made->steps = TR_NEW_ARRAY(step, list->num_actions);
+    made->send_events = TR_NEW_ARRAY(tr_event, made->num_send_events + 1);
+    made->recv_events = TR_NEW_ARRAY(tr_event, num_receives + 1);
+    made->live = TR_NEW_ARRAY(int, schedule->num_virtual);
+    tr_status status;
+    TR_TRY_GOTO(status, make_steps(made, schedule, list, &memory), destroy);
+    *exec = made;
+    return TR_OK;
+destroy:
+    tr_pipeline_exec_destroy(made);
+    return status;
+}
+
+void tr_pipeline_exec_destroy(tr_pipeline_exec *exec)
+{
+    if (exec == NULL)
+        return;
+    tr_free(exec->live);
+    tr_free(exec->recv_events);
+    tr_free(exec->send_events);
+    tr_free(exec->steps);
+    tr_free(exec);
+}
+
+static tr_status wait_for(tr_pipeline_exec *exec, tr_event *event)
+{
+    if (event == NULL || event->group == NULL)
+        return TR_OK;
+    double start = tr_clock_seconds();
+    tr_status status = tr_event_wait(event);
+    exec->wait_seconds += tr_clock_seconds() - start;
+    return status;
+}
+
+static tr_status run_receive(tr_pipeline_exec *exec, const step *one)
+{
+    const tr_action *action = &one->action;
+    void *dst = one->buffer;
+    if (action->kind == TR_ACTION_RECV_FORWARD)
+        dst = exec->functions.input(exec->functions.context, action->chunk, action->slot);
+    if (one->source != NULL) {
+        memcpy(dst, one->source, exec->transfer_bytes);
+        return TR_OK;
+    }
+    return tr_group_recv(exec->group, one->peer, dst, exec->transfer_bytes, action->microbatch,
+                         one->event);
+}
+
+static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
+{
+    const tr_stage_functions *functions = &exec->functions;
+    const tr_action *action = &one->action;
+    int *live = &exec->live[action->chunk / exec->num_stages];
+    TR_TRY(wait_for(exec, one->event));
+    TR_TRY(wait_for(exec, one->reuse));
+    if (action->kind == TR_ACTION_FORWARD) {
+        if (++*live > exec->peak_live)
+            exec->peak_live = *live;
+        TR_TRY(functions->forward(functions->context, action->chunk, action->microbatch,
+                                  action->slot, one->buffer));
+    } else {
+        TR_TRY(functions->backward(functions->context, action->chunk, action->microbatch,
+                                   action->slot, one->source, one->buffer));
+    }
+    if (action->kind == TR_ACTION_BACKWARD || !exec->keeps_activations)
+        --*live;
+    return exec->group != NULL ? tr_group_progress(exec->group) : TR_OK;
+}
+
+tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec)
+{
+    TR_ASSERT(exec->num_stages == 1 || exec->group != NULL);
+    exec->wait_seconds = 0;
+    exec->peak_live = 0;
+    memset(exec->live, 0, sizeof *exec->live * (size_t)exec->num_virtual);
+    for (int i = 0; i < exec->num_steps; i++) {
+        const step *one = &exec->steps[i];
+        if (tr_action_is_recv(one->action.kind))
+            TR_TRY(run_receive(exec, one));
+        else if (!tr_action_is_send(one->action.kind))
+            TR_TRY(run_compute(exec, one));
+        else if (exec->num_stages > 1)
+            TR_TRY(tr_group_send(exec->group, one->peer, one->buffer, exec->transfer_bytes,
+                                 one->action.microbatch, one->event));
+    }
+    for (int i = 0; i < exec->num_send_events; i++)
+        TR_TRY(wait_for(exec, &exec->send_events[i]));
+    return TR_OK;
+}
+
+double tr_pipeline_exec_wait_seconds(const tr_pipeline_exec *exec)
+{
+    return exec->wait_seconds;
+}
+
+int tr_pipeline_exec_peak_live(const tr_pipeline_exec *exec)
+{
+    return exec->peak_live;
+}
