@@ -52,7 +52,8 @@ typedef struct tr_matmul {
 
 typedef enum tr_norm_kind { TR_NORM_KIND_RMS, TR_NORM_KIND_LAYER } tr_norm_kind;
 
-/* Dropout by counter (DESIGN section 1): Philox key = `key` (with the sample's high 32 bits mixed in by tr_dropout_key), counter =
+/* Dropout by counter (DESIGN section 1): Philox key = `key` (with the sample's high 32 bits mixed in by tr_dropout_key of
+ * kernels/dropout.h), counter =
  * (low 32 bits of the global sample, head, query or position, feature / 4), lane = feature mod 4. A value is kept when its 32-bit
  * lane >= threshold (probability * 2^32), and kept values are scaled by 1 / (1 - probability). probability 0 = off. */
 typedef struct tr_dropout {
@@ -61,9 +62,6 @@ typedef struct tr_dropout {
     const uint64_t *samples; /* [B] global sample number of each sequence of the microbatch */
     int64_t seq_len;         /* T */
 } tr_dropout;
-
-/* The Philox key of a sample: `key` when the sample number fits 32 bits, else mixed (splitmix64) with the high half. */
-uint64_t tr_dropout_key(uint64_t key, uint64_t sample);
 
 /* Attention, causal, grouped-query: query head a uses key/value head a / (A/K). q [B,T,A,D], k and v [B,T,K,D], out [B,T,A,D].
  * S = scale q k^T; P = softmax(S) over keys <= query; out = dropout(P) v. lse[B,A,T] = log sum exp of a row of S (fp32), saved for backward.
@@ -105,7 +103,8 @@ typedef struct tr_ops {
     tr_status (*embed_forward)(tr_device *device, tr_dtype dtype, int64_t R, int64_t H, int64_t V,
                                int64_t vocab_begin, const int32_t *ids, const void *table,
                                float *out);
-    /* out[R,H] = dropout(in[R,H] + positions[(row_begin + r) mod T]) ; positions: dtype [>=T,H] or NULL. Rows are row_begin ... of the microbatch. */
+    /* out[R,H] = dropout(in[R,H] + positions[(row_begin + r) mod T]) ; positions: dtype [>=T,H] or NULL. dropout->seq_len is T, also when its
+     * probability is 0. Rows are row_begin ... of the microbatch. */
     tr_status (*embed_finish)(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
                               int64_t row_begin, const float *in, const void *positions,
                               const tr_dropout *dropout, void *out);
