@@ -21,6 +21,7 @@ typedef struct tr_verb {
 } tr_verb;
 
 extern const tr_verb tr_verb_config;
+extern const tr_verb tr_verb_data;
 
 /* Under mpiexec one rank speaks: after this call main prints no error line and leaves only the exit
  * code. A verb calls it on the ranks whose failure another rank reports too (settings, say), not on

@@ -13,6 +13,7 @@
 
 static const tr_verb *const verbs[] = {
     &tr_verb_config,
+    &tr_verb_data,
 };
 enum { NUM_VERBS = sizeof verbs / sizeof *verbs };
 
