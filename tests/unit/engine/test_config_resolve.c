@@ -1,0 +1,285 @@
+/* engine/config: what is derived, and the refusals of layouts that fit neither ranks, batch nor
+ * model, with their numbers and the nearest values that fit. */
+#include "tests/unit/engine/config_fixture.h"
+
+#include "base/alloc.h"
+
+static void refuses(const char *overrides, int64_t num_ranks, const char *const *parts)
+{
+    tr_config cfg;
+    if (fixture_resolve(&cfg, overrides, num_ranks) != TR_ERR_SETTINGS)
+        fail_msg("accepted on %d ranks: %s", (int)num_ranks, overrides);
+    assert_message_parts(parts);
+    tr_config_clear(&cfg);
+}
+#define refuses(overrides, num_ranks, ...)                                                         \
+    refuses(overrides, num_ranks, (const char *const[]){__VA_ARGS__, NULL})
+
+static void resolves(tr_config *cfg, const char *overrides, int64_t num_ranks)
+{
+    if (fixture_resolve(cfg, overrides, num_ranks) != TR_OK)
+        fail_msg("%s: %s", overrides, tr_error_message());
+}
+
+static void accepts(const char *overrides, int64_t num_ranks)
+{
+    tr_config cfg;
+    resolves(&cfg, overrides, num_ranks);
+    tr_config_clear(&cfg);
+}
+
+static void test_open_ends_are_derived(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    resolves(&cfg, "train.lr=1e-3 parallel.tensor=2 parallel.pipeline=2", 8);
+    assert_int_equal(cfg.model.kv_heads, 4);
+    assert_int_equal(cfg.model.head_dim, 16);
+    assert_int_equal(cfg.model.max_positions, 32);
+    assert_true(cfg.train.min_lr == 1e-3 / 10);
+    assert_int_equal(cfg.parallel.data, 2);
+    assert_int_equal(cfg.derived.num_ranks, 8);
+    assert_int_equal(cfg.derived.microbatches, 24);
+    assert_int_equal(cfg.train.reduction_leaves, 2);
+    assert_int_equal(cfg.derived.leaves, 2);
+    assert_int_equal(cfg.derived.num_chunks, 2);
+    assert_int_equal(cfg.derived.chunk_layers[0] + cfg.derived.chunk_layers[1], 4);
+    assert_string_equal(cfg.run.name, "run");
+    assert_null(cfg.derived.warnings);
+    tr_config_clear(&cfg);
+}
+
+static void test_number_of_ranks_may_be_unknown(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    resolves(&cfg, "parallel.data=3 parallel.tensor=2", 0);
+    assert_int_equal(cfg.derived.num_ranks, 6);
+    tr_config_clear(&cfg);
+    resolves(&cfg, "parallel.tensor=2", 0);
+    assert_int_equal(cfg.derived.num_ranks, 2);
+    assert_int_equal(cfg.parallel.data, 1);
+    tr_config_clear(&cfg);
+}
+
+static void test_missing_settings_are_listed(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    tr_config_init(&cfg);
+    assert_int_equal(tr_config_override(&cfg, "model.layers=2"), TR_OK);
+    assert_int_equal(tr_config_resolve(&cfg, 1), TR_ERR_SETTINGS);
+    assert_message("must be set", "model.hidden", "model.vocab", "train.steps", "train.seq_len",
+                   "train.global_batch");
+    assert_null(strstr(tr_error_message(), "model.layers"));
+    assert_null(strstr(tr_error_message(), "kv_heads"));
+    tr_config_clear(&cfg);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    refuses("parallel.tensor=2 parallel.pipeline=2", 6, "6 ranks", "2 x", "multiple of 4",
+            "mpiexec -n 4 or -n 8", "parallel.tensor = 1", "parallel.pipeline = 1 or 3");
+    refuses("parallel.tensor=2", 1, "1 rank (started without mpiexec?)", "multiple of 2",
+            "mpiexec -n 2", "parallel.tensor = 1");
+    refuses("parallel.tensor=3", 8, "8 ranks", "multiple of 3", "mpiexec -n 6 or -n 9",
+            "parallel.tensor = 2 or 4");
+    refuses("parallel.data=2 parallel.tensor=2", 6, "6 ranks", "= 4 ranks", "mpiexec -n 4",
+            "parallel.data = 3");
+    accepts("parallel.data=2 parallel.tensor=2", 4);
+    accepts("parallel.data=3 parallel.tensor=2", 6);
+}
+
+static void test_batch(void **state)
+{
+    (void)state;
+    refuses("train.global_batch=10 train.micro_batch=4 parallel.data=2", 2,
+            "train.global_batch (command line) = 10", "parallel.data 2",
+            "train.micro_batch (command line) 4", "= 8 sequences", "train.global_batch = 8 or 16",
+            "train.micro_batch = 1 or 5");
+    refuses("train.global_batch=5", 8, "= 8 sequences", "train.global_batch = 8",
+            "parallel.data = 5");
+    accepts("train.global_batch=16 train.micro_batch=4", 2);
+}
+
+static void test_reduction_tree(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    refuses("train.reduction_leaves=5", 1, "train.reduction_leaves (command line) = 5",
+            "24 microbatches", "train.reduction_leaves = 4 or 6");
+    /* Eight leaves cover the data sizes 1, 2, 4, 8; three ranks run their own tree and say so. */
+    static const struct {
+        int64_t data, leaves;
+        bool warned;
+    } cases[] = {{1, 8, false}, {2, 8, false}, {4, 8, false}, {8, 8, false},
+                 {3, 3, true},  {6, 6, true},  {24, 24, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        resolves(&cfg, "train.reduction_leaves=8", cases[i].data);
+        assert_int_equal(cfg.train.reduction_leaves, 8);
+        assert_int_equal(cfg.derived.leaves, cases[i].leaves);
+        bool warned =
+            cfg.derived.warnings && strstr(cfg.derived.warnings, "reduction_leaves") != NULL;
+        assert_int_equal(warned, cases[i].warned);
+        tr_config_clear(&cfg);
+    }
+}
+
+static void test_model_sizes(void **state)
+{
+    (void)state;
+    refuses("model.heads=6", 1, "model.heads (command line) = 6", "64", "4 or 8", "model.head_dim");
+    accepts("model.heads=6 model.head_dim=12", 1);
+    refuses("model.kv_heads=3", 1, "model.kv_heads (command line) = 3", "model.heads = 4",
+            "2 or 4");
+    refuses("model.head_dim=15", 1, "model.head_dim", "15", "14 or", "16", "rope");
+    accepts("model.head_dim=15 model.position=learned", 1);
+    refuses("model.position=learned model.max_positions=16", 1, "train.seq_len = 32",
+            "model.max_positions (command line) = 16");
+    accepts("model.max_positions=16", 1);
+    refuses("data.tokenizer=bytes model.vocab=256", 1, "model.vocab", "256", "257");
+}
+
+static void test_training_numbers(void **state)
+{
+    (void)state;
+    refuses("train.warmup_steps=21", 1, "train.warmup_steps (command line) = 21",
+            "train.steps = 20");
+    refuses("train.lr=1e-4 train.min_lr=1e-3", 1, "train.min_lr (command line) = 0.001", "0.0001");
+    refuses("train.loss_scale=1024", 1, "train.loss_scale", "fp16", "bf16");
+    accepts("train.loss_scale=1024 train.precision=fp16", 1);
+    refuses("train.eval_every=10", 1, "train.eval_every (command line) = 10", "data.valid");
+    accepts("train.eval_every=10 data.valid=v", 1);
+    refuses("train.steps=1000000000000 train.global_batch=1000000000 train.seq_len=16777216", 1,
+            "2^63");
+}
+
+static void test_tensor_cuts(void **state)
+{
+    (void)state;
+    refuses("model.hidden=96 model.heads=6 parallel.tensor=4", 4, "model.heads (command line) = 6",
+            "parallel.tensor (command line) = 4", "model.heads = 4 or 8", "parallel.tensor = 2");
+    refuses("model.hidden=96 model.heads=12 model.kv_heads=3 parallel.tensor=2", 2,
+            "model.kv_heads (command line) = 3", "parallel.tensor (command line) = 2",
+            "model.kv_heads = 2 or 4");
+    accepts("model.kv_heads=2 parallel.tensor=4", 4); /* replicated */
+    refuses("model.hidden=128 model.heads=8 model.ffn=100 parallel.tensor=8", 8,
+            "model.ffn (command line) = 100", "model.ffn = 96 or 104", "parallel.tensor = 4");
+    refuses("train.seq_len=30 parallel.tensor=4", 4, "train.micro_batch 1",
+            "train.seq_len (command line) 30", "30 tokens", "train.seq_len = 28 or 32",
+            "train.micro_batch = 2", "parallel.sequence = false");
+    accepts("train.seq_len=30 parallel.tensor=4 parallel.sequence=false", 4);
+    accepts("train.seq_len=30 parallel.tensor=4 train.micro_batch=2", 4);
+}
+
+static void test_stages(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    refuses("parallel.pipeline=5", 5, "model.layers (t.yaml:2) = 4",
+            "parallel.pipeline (command line) 5", "5 chunks", "at least 5 layers",
+            "parallel.pipeline = 4");
+    refuses("parallel.pipeline=2 parallel.stages=1,2,1", 2, "parallel.stages", "3", "needs 2");
+    refuses("parallel.pipeline=2 parallel.stages=2,3", 2, "parallel.stages", "5", "model.layers",
+            "4");
+    refuses("parallel.virtual=2 parallel.pipeline=2", 2, "parallel.virtual", "interleaved");
+    refuses("parallel.schedule=interleaved parallel.pipeline=2", 2, "interleaved",
+            "parallel.virtual", "1f1b");
+    refuses("parallel.schedule=interleaved parallel.pipeline=2 parallel.virtual=2 "
+            "train.global_batch=9",
+            2, "multiple of parallel.pipeline 2", "got 9", "8 or 10");
+    resolves(&cfg,
+             "parallel.schedule=interleaved parallel.pipeline=2 parallel.virtual=2 model.layers=7 "
+             "parallel.stages=1,3,2,1",
+             2);
+    assert_int_equal(cfg.derived.num_chunks, 4);
+    const int64_t expected[] = {1, 3, 2, 1};
+    assert_memory_equal(cfg.derived.chunk_layers, expected, sizeof expected);
+    tr_config_clear(&cfg);
+}
+
+static void test_no_layer_is_lost(void **state)
+{
+    (void)state;
+    for (int layers = 1; layers <= 12; layers++)
+        for (int pipeline = 1; pipeline <= layers; pipeline++) {
+            char overrides[100];
+            snprintf(overrides, sizeof overrides, "model.layers=%d parallel.pipeline=%d", layers,
+                     pipeline);
+            tr_config cfg;
+            resolves(&cfg, overrides, pipeline);
+            int64_t sum = 0;
+            for (int64_t c = 0; c < cfg.derived.num_chunks; c++) {
+                assert_true(cfg.derived.chunk_layers[c] >= 1);
+                sum += cfg.derived.chunk_layers[c];
+            }
+            assert_int_equal(sum, layers);
+            tr_config_clear(&cfg);
+        }
+}
+
+static void test_few_microbatches_are_pointed_out(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    resolves(&cfg, "parallel.pipeline=4 train.global_batch=2", 4);
+    assert_non_null(cfg.derived.warnings);
+    assert_non_null(strstr(cfg.derived.warnings, "2 microbatches"));
+    assert_non_null(strstr(cfg.derived.warnings, "60%")); /* 3 / (2 + 3) */
+    tr_config_clear(&cfg);
+    resolves(&cfg, "parallel.pipeline=4 train.global_batch=4", 4);
+    assert_null(cfg.derived.warnings);
+    tr_config_clear(&cfg);
+}
+
+static void test_coarse_problems_first(void **state)
+{
+    (void)state;
+    /* Ranks, batch and cuts are all wrong: ranks are what the user must settle first. */
+    refuses("parallel.tensor=3 train.global_batch=7 train.micro_batch=2", 8, "multiple of 3");
+    refuses("parallel.tensor=3 train.global_batch=7 train.micro_batch=2", 9, "train.global_batch");
+    refuses("parallel.tensor=3 train.global_batch=6", 9, "model.heads");
+}
+
+static void test_batch_text_has_both_ways(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    resolves(&cfg, "train.micro_batch=2", 3);
+    char *text = tr_config_batch_text(&cfg);
+    static const char *const parts[] = {
+        "24 sequences x 32 tokens = 768 tokens",
+        "12 microbatches",
+        "8 sequences = 256 tokens",
+        "4 microbatches of 2 sequences (64 tokens)",
+        "3 data ranks",
+        "20 steps = 480 sequences = 15360 tokens",
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strstr(text, parts[i]) == NULL)
+            fail_msg("'%s' is not in: %s", parts[i], text);
+    tr_free(text);
+    tr_config_clear(&cfg);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open_ends_are_derived),
+        cmocka_unit_test(test_number_of_ranks_may_be_unknown),
+        cmocka_unit_test(test_missing_settings_are_listed),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_reduction_tree),
+        cmocka_unit_test(test_model_sizes),
+        cmocka_unit_test(test_training_numbers),
+        cmocka_unit_test(test_tensor_cuts),
+        cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_no_layer_is_lost),
+        cmocka_unit_test(test_few_microbatches_are_pointed_out),
+        cmocka_unit_test(test_coarse_problems_first),
+        cmocka_unit_test(test_batch_text_has_both_ways),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
