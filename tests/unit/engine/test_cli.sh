@@ -1,0 +1,74 @@
+#!/bin/sh
+# The command line itself: verbs, help, versions, exit codes, one error line; every file of configs/
+# resolves; the reference in docs/ is what the program says.
+# usage, from the source folder: test_cli.sh path/to/trine
+trine=$1
+failures=0
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+
+# expect CODE PATTERN ARGS...: exit code, and a pattern in stdout (code 0) or in a single "error: " line on stderr.
+expect()
+{
+    code=$1
+    pattern=$2
+    shift 2
+    "$trine" "$@" >"$scratch/out" 2>"$scratch/err"
+    got=$?
+    where=out
+    [ "$code" -eq 0 ] || where=err
+    if [ $got -ne "$code" ]; then
+        echo "trine $*: exit code $got, expected $code"
+        failures=$((failures + 1))
+    elif ! grep -q -e "$pattern" "$scratch/$where"; then
+        echo "trine $*: '$pattern' is not in:"
+        cat "$scratch/$where"
+        failures=$((failures + 1))
+    elif [ "$code" -ne 0 ] && [ "$(grep -c '^error: ' "$scratch/err")" -ne 1 ]; then
+        echo "trine $*: expected one error line:"
+        cat "$scratch/err"
+        failures=$((failures + 1))
+    fi
+}
+
+expect 0 '^usage: trine VERB' --help
+expect 0 '^  config ' --help
+expect 0 '^usage: trine config' config --help
+expect 0 '^usage: trine config' config configs/tiny-g.yaml --help
+expect 0 '^usage: trine config' help config
+expect 0 '^trine [0-9]' --version
+expect 0 '^oneDNN [0-9]' --version
+expect 0 '^MPI ' --version
+expect 0 '^zstd [0-9]' --version
+expect 2 'needs a verb'
+expect 2 'did you mean trine config' confgi
+expect 2 'trine --help' quux
+expect 2 'not in this version' report
+expect 2 'not in this version' doctor
+expect 2 'unknown option --foo' config --foo
+expect 2 '--ranks needs a value' config --ranks
+expect 2 'whole number' config --ranks=many configs/tiny-g.yaml
+expect 2 'cannot open.*none.yaml' config none.yaml
+expect 2 'did you mean train.steps' config configs/tiny-g.yaml train.stesp=4
+expect 2 'section.key=value' config configs/tiny-g.yaml configs/tiny-l.yaml
+expect 2 'multiple of 4' config --ranks 6 configs/quickstart.yaml
+expect 0 '^  data: 2 # resolved' config --ranks=8 configs/quickstart.yaml
+expect 0 '^  steps: 7 # command line' config configs/tiny-g.yaml train.steps=7
+expect 0 '^# global batch ' config configs/tiny-g.yaml
+expect 0 '^  layers: 4 # configs/tiny-g.yaml:6' config configs/tiny-g.yaml
+for file in configs/*.yaml; do
+    expect 0 '^  preset: ' config "$file"
+done
+for ranks in 64 512 1024 2048; do
+    expect 0 '^  tensor: 8 ' config --ranks $ranks configs/llama-70b.yaml
+done
+expect 0 '^  data: 32 ' config --ranks 1024 configs/llama-70b.yaml parallel.pipeline=4
+expect 0 '^  data: 64 ' config --ranks 1024 configs/llama-8b.yaml parallel.pipeline=4
+
+expect 0 '^# Settings' config --markdown
+if ! cmp -s "$scratch/out" docs/settings.md; then
+    echo "docs/settings.md is not what 'trine config --markdown' writes; make it anew"
+    failures=$((failures + 1))
+fi
+
+[ $failures -eq 0 ]
