@@ -1,4 +1,5 @@
-/* What the tests of io/ share: a scratch folder per program, whole files in and out, token files made by hand. */
+/* What the tests of io/ share: a scratch folder per program, whole files in and out, token files
+ * made by hand. */
 #ifndef TR_TESTS_IO_SCRATCH_H
 #define TR_TESTS_IO_SCRATCH_H
 

@@ -1,4 +1,5 @@
-/* io/token_file: the formats to the byte, stream reading, and every damaged header field refused. */
+/* io/token_file: the formats to the byte, stream reading, and every damaged header field
+ * refused. */
 #include "io/token_file.h"
 
 #include <fcntl.h>
@@ -75,7 +76,8 @@ static void test_documents_are_found(void **state)
     tr_token_file_close(file);
 }
 
-/* Opens the damaged pair d.*; it must be refused as data, naming the file and `expected` somewhere. */
+/* Opens the damaged pair d.*; it must be refused as data, naming the file and `expected`
+ * somewhere. */
 static void expect_refused(const char *name, const char *expected)
 {
     tr_token_file *file = NULL;
@@ -139,7 +141,8 @@ static void test_damaged_megatron_index_is_refused(void **state)
     }
 }
 
-/* No cut of the index, and no single changed byte, may crash; what is accepted must be readable as a whole. */
+/* No cut of the index, and no single changed byte, may crash; what is accepted must be readable
+ * as a whole. */
 static void test_any_cut_or_changed_byte_is_safe(void **state)
 {
     (void)state;
@@ -205,7 +208,8 @@ static void test_cut_or_missing_bin_is_refused(void **state)
     expect_refused("text.txt", "not a token file");
 }
 
-/* Writes an index of `count` sequences, one document each, with the given lengths and byte pointers. */
+/* Writes an index of `count` sequences, one document each, with the given lengths and byte
+ * pointers. */
 static void write_index(const char *name, int code, int count, const uint32_t *lengths,
                         const uint64_t *pointers)
 {

@@ -1,4 +1,5 @@
-/* io/token_write and io/tokenizer_bytes: what is written, to the byte, and that it appears whole or not at all. */
+/* io/token_write and io/tokenizer_bytes: what is written, to the byte, and that it appears whole
+ * or not at all. */
 #include "io/token_write.h"
 
 #include <setjmp.h>
@@ -35,7 +36,8 @@ static void commit(tr_token_writer *writer)
     tr_token_writer_close(writer);
 }
 
-/* Three documents of one sequence each: the reference layout with pointers 0, 6, 10 and document entries 0 to 3. */
+/* Three documents of one sequence each: the reference layout with pointers 0, 6, 10 and document
+ * entries 0 to 3. */
 static void test_bytes_of_both_files(void **state)
 {
     (void)state;
