@@ -155,7 +155,7 @@ static tr_status read_block(gzFile file, const char *path, unsigned char *block,
 static tr_status read_all(gzFile file, const char *path, splitter *split, unsigned char *block)
 {
     for (;;) {
-        size_t size;
+        size_t size = 0;
         TR_TRY(read_block(file, path, block, &size));
         if (size == 0)
             return finish(split);
