@@ -1,0 +1,176 @@
+/* What the generators make: the lists of small schedules as texts written by hand, the activations that each kind keeps, and which numbers are refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "parallel/schedule.h"
+
+static tr_schedule *create(tr_schedule_kind kind, int num_stages, int num_virtual,
+                           int num_microbatches)
+{
+    tr_schedule *schedule = NULL;
+    tr_status status =
+        tr_schedule_create(&schedule, kind, num_stages, num_virtual, num_microbatches);
+    if (status != TR_OK)
+        fail_msg("kind %d, %d stages, %d virtual, %d microbatches: %s", (int)kind, num_stages,
+                 num_virtual, num_microbatches, tr_error_message());
+    return schedule;
+}
+
+static void assert_text(tr_schedule_kind kind, int num_stages, int num_virtual,
+                        int num_microbatches, const char *expected)
+{
+    tr_schedule *schedule = create(kind, num_stages, num_virtual, num_microbatches);
+    char *text = tr_schedule_text(schedule);
+    assert_string_equal(text, expected);
+    tr_free(text);
+    tr_schedule_destroy(schedule);
+}
+
+static void lists_are_the_published_ones(void **state)
+{
+    (void)state;
+    assert_text(TR_SCHEDULE_GPIPE, 2, 1, 2,
+                "0F0,0F1,0B0,0W0,0B1,0W1\n"
+                "1F0,1F1,1B0,1W0,1B1,1W1\n");
+    assert_text(TR_SCHEDULE_1F1B, 3, 1, 4,
+                "0F0,0F1,0F2,0B0,0W0,0F3,0B1,0W1,0B2,0W2,0B3,0W3\n"
+                "1F0,1F1,1B0,1W0,1F2,1B1,1W1,1F3,1B2,1W2,1B3,1W3\n"
+                "2F0,2B0,2W0,2F1,2B1,2W1,2F2,2B2,2W2,2F3,2B3,2W3\n");
+    assert_text(TR_SCHEDULE_INTERLEAVED, 2, 2, 4,
+                "0F0,0F1,2F0,2F1,0F2,2B0,2W0,0F3,2B1,2W1,2F2,0B0,0W0,2F3,0B1,0W1,"
+                "2B2,2W2,2B3,2W3,0B2,0W2,0B3,0W3\n"
+                "1F0,1F1,3F0,3B0,3W0,3F1,3B1,3W1,1F2,1B0,1W0,1F3,1B1,1W1,3F2,3B2,3W2,3F3,3B3,3W3,"
+                "1B2,1W2,1B3,1W3\n");
+    assert_text(TR_SCHEDULE_FORWARD_ONLY, 2, 2, 3,
+                "0F0,0F1,2F0,2F1,0F2,2F2\n"
+                "1F0,1F1,3F0,3F1,1F2,3F2\n");
+}
+
+static void fewer_microbatches_than_stages(void **state)
+{
+    (void)state;
+    assert_text(TR_SCHEDULE_1F1B, 3, 1, 1, "0F0,0B0,0W0\n1F0,1B0,1W0\n2F0,2B0,2W0\n");
+}
+
+static void one_stage_runs_its_chunks_in_turn(void **state)
+{
+    (void)state;
+    assert_text(TR_SCHEDULE_INTERLEAVED, 1, 2, 2,
+                "0F0,1F0,1B0,1W0,0F1,0B0,0W0,1F1,1B1,1W1,0B1,0W1\n");
+    assert_text(TR_SCHEDULE_1F1B, 1, 1, 2, "0F0,0B0,0W0,0F1,0B1,0W1\n");
+}
+
+/* Creation proves each list, so that it is enough that it succeeds. */
+static void all_numbers_make_valid_schedules(void **state)
+{
+    (void)state;
+    for (int kind = TR_SCHEDULE_GPIPE; kind <= TR_SCHEDULE_FORWARD_ONLY; kind++)
+        for (int p = 1; p <= 8; p++)
+            for (int v = 1; v <= 4; v++)
+                for (int m = 1; m <= 17; m++) {
+                    if (kind == TR_SCHEDULE_1F1B && v > 1)
+                        continue;
+                    if (kind == TR_SCHEDULE_INTERLEAVED && (v == 1 || m % p != 0))
+                        continue;
+                    tr_schedule_destroy(create((tr_schedule_kind)kind, p, v, m));
+                }
+}
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static void live_activations_follow_the_kind(void **state)
+{
+    (void)state;
+    for (int p = 1; p <= 6; p++)
+        for (int m = 1; m <= 40; m += 3) {
+            tr_schedule *gpipe = create(TR_SCHEDULE_GPIPE, p, 1, m);
+            tr_schedule *one = create(TR_SCHEDULE_1F1B, p, 1, m);
+            tr_schedule *forward = create(TR_SCHEDULE_FORWARD_ONLY, p, 2, m);
+            for (int s = 0; s < p; s++) {
+                assert_int_equal(gpipe->num_slots[s], m);
+                assert_int_equal(one->num_slots[s], smaller(m, p - s));
+                assert_int_equal(forward->num_slots[s], 1);
+                assert_int_equal(forward->num_slots[s + p], 1);
+            }
+            tr_schedule_destroy(forward);
+            tr_schedule_destroy(one);
+            tr_schedule_destroy(gpipe);
+        }
+}
+
+/* Most forwards that a rank has ahead of its weight gradients. */
+static int in_flight(const tr_action_list *list)
+{
+    int live = 0, peak = 0;
+    for (int i = 0; i < list->num_actions; i++) {
+        live += list->actions[i].kind == TR_ACTION_FORWARD;
+        live -= list->actions[i].kind == TR_ACTION_WEIGHT;
+        peak = live > peak ? live : peak;
+    }
+    return peak;
+}
+
+/* p * v + p - 1 chunks on the first rank: p (1 + (p - 1) / (p v)) stages' worth. */
+static void interleaved_activations_do_not_grow_with_microbatches(void **state)
+{
+    (void)state;
+    for (int p = 2; p <= 5; p++)
+        for (int v = 2; v <= 4; v++) {
+            tr_schedule *shorter = create(TR_SCHEDULE_INTERLEAVED, p, v, 4 * p);
+            tr_schedule *longer = create(TR_SCHEDULE_INTERLEAVED, p, v, 16 * p);
+            assert_int_equal(in_flight(&shorter->ranks[0]), p * v + p - 1);
+            assert_int_equal(in_flight(&longer->ranks[0]), p * v + p - 1);
+            assert_memory_equal(shorter->num_slots, longer->num_slots,
+                                sizeof(int) * (size_t)(p * v));
+            tr_schedule_destroy(longer);
+            tr_schedule_destroy(shorter);
+        }
+}
+
+static void assert_refused(tr_schedule_kind kind, int num_stages, int num_virtual,
+                           int num_microbatches, const char *part)
+{
+    tr_schedule *schedule = NULL;
+    assert_int_equal(tr_schedule_supported(kind, num_stages, num_virtual, num_microbatches),
+                     TR_ERR_SETTINGS);
+    assert_int_equal(tr_schedule_create(&schedule, kind, num_stages, num_virtual, num_microbatches),
+                     TR_ERR_SETTINGS);
+    assert_null(schedule);
+    if (strstr(tr_error_message(), part) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", tr_error_message(), part);
+}
+
+static void refusals_name_what_is_allowed(void **state)
+{
+    (void)state;
+    assert_refused(TR_SCHEDULE_INTERLEAVED, 4, 2, 6, "nearest: 4 or 8");
+    assert_refused(TR_SCHEDULE_INTERLEAVED, 4, 2, 3, "nearest: 4");
+    assert_refused(TR_SCHEDULE_INTERLEAVED, 4, 1, 8, "parallel.virtual 2 or more");
+    assert_refused(TR_SCHEDULE_1F1B, 4, 2, 8, "parallel.schedule interleaved");
+    assert_refused(TR_SCHEDULE_GPIPE, 4, 1, 0, "1 or more");
+    assert_refused(TR_SCHEDULE_GPIPE, 1 << 20, 1 << 10, 1 << 20, "fewer microbatches");
+    assert_int_equal(tr_schedule_supported(TR_SCHEDULE_INTERLEAVED, 4, 2, 8), TR_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lists_are_the_published_ones),
+        cmocka_unit_test(fewer_microbatches_than_stages),
+        cmocka_unit_test(one_stage_runs_its_chunks_in_turn),
+        cmocka_unit_test(all_numbers_make_valid_schedules),
+        cmocka_unit_test(live_activations_follow_the_kind),
+        cmocka_unit_test(interleaved_activations_do_not_grow_with_microbatches),
+        cmocka_unit_test(refusals_name_what_is_allowed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
