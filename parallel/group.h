@@ -13,7 +13,7 @@
  *
  * Waiting sleeps (futex) where all peers share a node, else tests, yields and sleeps briefly; always against the world's deadline. A wait
  * that passes it returns TR_ERR_TIMEOUT with one line that names operation, group, peer and tag. One thread per process calls these functions. No call allocates after the
- * group was created. Bytes sent are counted in tr_group_stats. */
+ * group was created and tr_group_reserve called. Bytes sent are counted in tr_group_stats. */
 #ifndef TR_PARALLEL_GROUP_H
 #define TR_PARALLEL_GROUP_H
 
@@ -32,17 +32,28 @@ typedef struct tr_event {
     uint32_t generation;
 } tr_event;
 
+/* bytes_sent is what a network would carry away from this rank, by the same formulas on every transport; s ranks, me = this one:
+ *     reduce_scatter        4 * (sum of counts - counts[me])
+ *     all_gather            item_bytes * counts[me] * (s - 1)
+ *     all_reduce(_max)      4 * (n - share + share * (s - 1)); share: elements of this rank's of s near-equal parts of n
+ *     send                  bytes
+ *     all_reduce_i64        8 * n * (s - 1)
+ *     broadcast             bytes * (s - 1) at the root */
 typedef struct tr_group_stats {
     uint64_t num_operations;
-    uint64_t bytes_sent;     /* payload bytes that this rank's peers needed from it (what a network would carry) */
-    double wait_seconds;     /* time inside tr_event_wait of this group */
-    double sum_seconds;      /* part of it spent adding */
+    uint64_t bytes_sent;
+    double wait_seconds; /* inside waits of this group, with the adding and copying done there */
+    double sum_seconds;  /* adding, wherever it was done */
 } tr_group_stats;
 
 int tr_group_size(const tr_group *group);
 int tr_group_rank(const tr_group *group); /* this process's place in the group */
 const char *tr_group_name(const tr_group *group);
 const tr_group_stats *tr_group_get_stats(const tr_group *group);
+
+/* At set-up: memory for up to `num_ops` (<= 64) operations in flight at once that each receive up to `bytes` before they add (a sum over s ranks with m
+ * elements of result per rank: (s - 1) * m * 4). Without it that memory grows on first use. Nothing is needed in shared memory. */
+void tr_group_reserve(tr_group *group, size_t bytes, int num_ops);
 
 /* dst[counts[me]] = tree sum over ranks p of (p's src segment for me). src: fp32, the segments for rank 0, 1, ... one after the other
  * (sum of counts elements). counts (elements, same on all ranks, kept by the caller until completion) may hold zeros. dst may be this rank's own segment of src. */
@@ -64,6 +75,9 @@ tr_status tr_group_recv(tr_group *group, int from, void *dst, size_t bytes, int6
 tr_status tr_event_test(tr_event *event, bool *complete);
 /* Waits, moving all posted operations of this process on. */
 tr_status tr_event_wait(tr_event *event);
+/* Waits until this process's result (dst) is valid; peers may still read its source, which stays with the operation until tr_event_wait or
+ * tr_event_test says complete. For a send: the same as tr_event_wait. */
+tr_status tr_event_wait_result(tr_event *event);
 /* Moves posted operations on without waiting for any; called between operations of the compute stream. */
 tr_status tr_group_progress(tr_group *group);
 

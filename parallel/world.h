@@ -7,6 +7,7 @@
 
 #include <mpi.h>
 
+#include "base/waitpoint.h"
 #include "parallel/group.h"
 
 typedef struct tr_world tr_world;
@@ -24,7 +25,7 @@ void tr_world_destroy(tr_world *world);
 
 int tr_world_rank(const tr_world *world);
 int tr_world_size(const tr_world *world);
-int tr_world_local_rank(const tr_world *world);  /* among the ranks of this node */
+int tr_world_local_rank(const tr_world *world); /* among the ranks of this node */
 int tr_world_local_size(const tr_world *world);
 int tr_world_num_nodes(const tr_world *world);
 /* "shm" or "mpi": what a group of these ranks would use. */
@@ -39,6 +40,9 @@ tr_status tr_world_comm_memory(tr_world *world, size_t bytes, void **memory);
 tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks, const char *name,
                                 tr_group **group);
 void tr_group_destroy(tr_group *group);
+
+/* What this rank waits for at the moment: for a watchdog thread or a signal handler. Lives as long as the world. */
+const tr_waitpoint *tr_world_waitpoint(const tr_world *world);
 
 /* Called by the waiting code while a rank sleeps, at least every 100 ms (signals, watchdog); may be NULL. A status other than TR_OK ends the wait with it. */
 void tr_world_set_idle_callback(tr_world *world, tr_status (*callback)(void *context),

@@ -1,0 +1,353 @@
+/* The part of groups that all transports share: checks, slots, events and the counting of bytes. */
+#include "parallel/group.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/tree_sum.h"
+#include "parallel/group_int.h"
+
+/* Elements of one cache line: shares begin on lines where the tensor does. */
+enum { SHARE_MULTIPLE = 16 };
+
+int tr_group_size(const tr_group *group)
+{
+    return group->size;
+}
+
+int tr_group_rank(const tr_group *group)
+{
+    return group->rank;
+}
+
+const char *tr_group_name(const tr_group *group)
+{
+    return group->name;
+}
+
+const tr_group_stats *tr_group_get_stats(const tr_group *group)
+{
+    return &group->stats;
+}
+
+void tr_group_reserve(tr_group *group, size_t bytes, int num_ops)
+{
+    TR_ASSERT(num_ops <= TR_GROUP_SLOTS);
+    if (group->transport->reserve != NULL)
+        group->transport->reserve(group, bytes, num_ops);
+}
+
+const char *tr_op_name(tr_op_kind kind)
+{
+    static const char *const names[] = {
+#define TR_OP_TEXT(name, text, pair) text,
+        TR_OP_LIST(TR_OP_TEXT)
+#undef TR_OP_TEXT
+    };
+    return names[kind];
+}
+
+bool tr_op_is_pair(tr_op_kind kind)
+{
+    static const bool pairs[] = {
+#define TR_OP_PAIR(name, text, pair) pair,
+        TR_OP_LIST(TR_OP_PAIR)
+#undef TR_OP_PAIR
+    };
+    return pairs[kind];
+}
+
+void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end)
+{
+    int64_t each = (n + group->size - 1) / group->size;
+    each = (each + SHARE_MULTIPLE - 1) / SHARE_MULTIPLE * SHARE_MULTIPLE;
+    *begin = each * rank < n ? each * rank : n;
+    *end = *begin + each < n ? *begin + each : n;
+}
+
+/* In the order of the ranks, so that zeros of both signs and NaNs come out alike everywhere; a NaN wins. */
+static void maximum(int64_t n, int count, const float *const *src, float *dst)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float most = src[0][i];
+        for (int k = 1; k < count; k++)
+            most = most > src[k][i] || isnan(most) ? most : src[k][i];
+        dst[i] = most;
+    }
+}
+
+void tr_group_combine(tr_group *group, tr_op_kind kind, int64_t n, float *dst)
+{
+    double start = tr_clock_seconds();
+    if (kind == TR_OP_ALL_REDUCE_MAX)
+        maximum(n, group->size, group->sources, dst);
+    else
+        tr_tree_sum(n, group->size, group->sources, dst);
+    group->stats.sum_seconds += tr_clock_seconds() - start;
+}
+
+void tr_group_combine_i64(tr_int_op op, int n, const int64_t *other, int64_t *values)
+{
+    for (int i = 0; i < n; i++) {
+        if (op == TR_INT_SUM)
+            values[i] = (int64_t)((uint64_t)values[i] + (uint64_t)other[i]);
+        else if ((op == TR_INT_MAX) == (other[i] > values[i]))
+            values[i] = other[i];
+    }
+}
+
+/* --- progress --- */
+
+static tr_status group_progress(tr_group *group, bool *moved)
+{
+    int num_left = 0;
+    tr_status status = TR_OK;
+    for (int i = 0; i < group->num_active; i++) {
+        tr_op *op = &group->ops[group->active[i]];
+        if (status == TR_OK)
+            status = group->transport->advance(group, op, moved);
+        if (op->active)
+            group->active[num_left++] = (uint8_t)op->index;
+    }
+    group->num_active = num_left;
+    return status;
+}
+
+tr_status tr_world_progress(tr_world *world, bool *moved)
+{
+    for (tr_group *group = world->first_group; group != NULL; group = group->next)
+        if (group->num_active > 0)
+            TR_TRY(group_progress(group, moved));
+    return TR_OK;
+}
+
+tr_status tr_group_progress(tr_group *group)
+{
+    bool moved = false;
+    return tr_world_progress(group->world, &moved);
+}
+
+/* --- posting --- */
+
+static tr_op *activate(tr_group *group, int index, tr_op_kind kind)
+{
+    tr_op *op = &group->ops[index];
+    TR_ASSERT(!op->active);
+    *op = (tr_op){
+        .kind = kind, .index = index, .generation = op->generation + 1, .active = true, .peer = -1};
+    group->active[group->num_active++] = (uint8_t)index;
+    return op;
+}
+
+tr_op *tr_group_small_begin(tr_group *group, tr_op_kind kind)
+{
+    return activate(group, TR_GROUP_SMALL, kind);
+}
+
+static int free_slot(const tr_group *group)
+{
+    for (int i = 0; i < TR_GROUP_SLOTS; i++)
+        if (!group->ops[i].active)
+            return i;
+    return -1;
+}
+
+/* Whether an event names an operation that is still posted. */
+static tr_op *op_of(const tr_event *event)
+{
+    if (event->group == NULL)
+        return NULL;
+    tr_op *op = &event->group->ops[event->slot];
+    return op->active && op->generation == event->generation ? op : NULL;
+}
+
+/* A slot for a new operation; waits for the oldest when all are taken. */
+static tr_status op_begin(tr_group *group, tr_op_kind kind, tr_event *event, tr_op **out)
+{
+    TR_ASSERT(op_of(event) == NULL);
+    int slot = free_slot(group);
+    while (slot < 0) {
+        TR_TRY(tr_group_wait_op(group, &group->ops[group->active[0]], false));
+        slot = free_slot(group);
+    }
+    tr_op *op = activate(group, slot, kind);
+    *event = (tr_event){.group = group, .slot = (uint32_t)slot, .generation = op->generation};
+    *out = op;
+    return TR_OK;
+}
+
+static tr_status post(tr_group *group, tr_op *op, uint64_t bytes_sent)
+{
+    if (op->kind == TR_OP_SEND)
+        op->sequence = group->num_sends[op->peer]++;
+    else if (op->kind == TR_OP_RECV)
+        op->sequence = group->num_recvs[op->peer]++;
+    else
+        op->sequence = group->num_collectives++;
+    group->stats.num_operations++;
+    group->stats.bytes_sent += bytes_sent;
+    return group->transport->post(group, op);
+}
+
+static int64_t total(const tr_group *group, const int64_t *counts)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < group->size; i++) {
+        TR_ASSERT(counts[i] >= 0);
+        sum += counts[i];
+    }
+    return sum;
+}
+
+tr_status tr_group_reduce_scatter(tr_group *group, const float *src, const int64_t *counts,
+                                  float *dst, tr_event *event)
+{
+    int64_t n = total(group, counts);
+    TR_ASSERT(tr_world_owns(group->world, src, (size_t)n * sizeof *src));
+    tr_op *op;
+    TR_TRY(op_begin(group, TR_OP_REDUCE_SCATTER, event, &op));
+    op->src = src;
+    op->dst = dst;
+    op->counts = counts;
+    op->item_bytes = sizeof *src;
+    return post(group, op, (uint64_t)(n - counts[group->rank]) * sizeof *src);
+}
+
+static bool overlap(const void *a, const void *b, size_t bytes)
+{
+    uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return x < y ? y - x < bytes : x - y < bytes;
+}
+
+/* Each rank's sources of the other ranks' shares, then its share of the result to all others. */
+static uint64_t all_reduce_bytes(const tr_group *group, int64_t n)
+{
+    int64_t begin, end;
+    tr_group_share(group, n, group->rank, &begin, &end);
+    int64_t share = end - begin;
+    return (uint64_t)(n - share + share * (group->size - 1)) * sizeof(float);
+}
+
+static tr_status all_reduce(tr_group *group, tr_op_kind kind, const float *src, float *dst,
+                            int64_t n, tr_event *event)
+{
+    TR_ASSERT(n >= 0 && tr_world_owns(group->world, src, (size_t)n * sizeof *src));
+    TR_ASSERT(!overlap(src, dst, (size_t)n * sizeof *src));
+    tr_op *op;
+    TR_TRY(op_begin(group, kind, event, &op));
+    op->src = src;
+    op->dst = dst;
+    op->n = n;
+    return post(group, op, all_reduce_bytes(group, n));
+}
+
+tr_status tr_group_all_reduce(tr_group *group, const float *src, float *dst, int64_t n,
+                              tr_event *event)
+{
+    return all_reduce(group, TR_OP_ALL_REDUCE, src, dst, n, event);
+}
+
+tr_status tr_group_all_reduce_max(tr_group *group, const float *src, float *dst, int64_t n,
+                                  tr_event *event)
+{
+    return all_reduce(group, TR_OP_ALL_REDUCE_MAX, src, dst, n, event);
+}
+
+tr_status tr_group_all_gather(tr_group *group, const void *src, const int64_t *counts,
+                              size_t item_bytes, void *dst, tr_event *event)
+{
+    (void)total(group, counts);
+    size_t bytes = (size_t)counts[group->rank] * item_bytes;
+    TR_ASSERT(tr_world_owns(group->world, src, bytes));
+    tr_op *op;
+    TR_TRY(op_begin(group, TR_OP_ALL_GATHER, event, &op));
+    op->src = src;
+    op->dst = dst;
+    op->counts = counts;
+    op->item_bytes = item_bytes;
+    return post(group, op, (uint64_t)bytes * (uint64_t)(group->size - 1));
+}
+
+tr_status tr_group_send(tr_group *group, int to, const void *src, size_t bytes, int64_t tag,
+                        tr_event *event)
+{
+    TR_ASSERT(to >= 0 && to < group->size && to != group->rank);
+    TR_ASSERT(tr_world_owns(group->world, src, bytes));
+    tr_op *op;
+    TR_TRY(op_begin(group, TR_OP_SEND, event, &op));
+    op->src = src;
+    op->n = (int64_t)bytes;
+    op->peer = to;
+    op->tag = tag;
+    return post(group, op, bytes);
+}
+
+tr_status tr_group_recv(tr_group *group, int from, void *dst, size_t bytes, int64_t tag,
+                        tr_event *event)
+{
+    TR_ASSERT(from >= 0 && from < group->size && from != group->rank);
+    tr_op *op;
+    TR_TRY(op_begin(group, TR_OP_RECV, event, &op));
+    op->dst = dst;
+    op->n = (int64_t)bytes;
+    op->peer = from;
+    op->tag = tag;
+    return post(group, op, 0);
+}
+
+/* --- events --- */
+
+tr_status tr_event_test(tr_event *event, bool *complete)
+{
+    tr_op *op = op_of(event);
+    if (op != NULL) {
+        bool moved = false;
+        TR_TRY(tr_world_progress(event->group->world, &moved));
+        op = op_of(event);
+    }
+    if (op == NULL)
+        event->group = NULL;
+    *complete = op == NULL;
+    return TR_OK;
+}
+
+tr_status tr_event_wait(tr_event *event)
+{
+    tr_op *op = op_of(event);
+    if (op != NULL)
+        TR_TRY(tr_group_wait_op(event->group, op, false));
+    event->group = NULL;
+    return TR_OK;
+}
+
+tr_status tr_event_wait_result(tr_event *event)
+{
+    tr_op *op = op_of(event);
+    return op != NULL && !op->result_ready ? tr_group_wait_op(event->group, op, true) : TR_OK;
+}
+
+/* --- operations that finish before they return --- */
+
+tr_status tr_group_all_reduce_i64(tr_group *group, int64_t *values, int n, tr_int_op op)
+{
+    TR_ASSERT(n >= 0 && n <= TR_GROUP_INTEGERS_MAX);
+    group->stats.num_operations++;
+    group->stats.bytes_sent += (uint64_t)n * sizeof *values * (uint64_t)(group->size - 1);
+    return group->transport->all_reduce_i64(group, values, n, op);
+}
+
+tr_status tr_group_barrier(tr_group *group)
+{
+    group->stats.num_operations++;
+    return group->transport->all_reduce_i64(group, NULL, 0, TR_INT_SUM);
+}
+
+tr_status tr_group_broadcast(tr_group *group, int root, void *data, size_t bytes)
+{
+    TR_ASSERT(root >= 0 && root < group->size);
+    group->stats.num_operations++;
+    if (group->rank == root)
+        group->stats.bytes_sent += (uint64_t)bytes * (uint64_t)(group->size - 1);
+    return group->transport->broadcast(group, root, data, bytes);
+}

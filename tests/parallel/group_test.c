@@ -1,0 +1,666 @@
+/* Groups on real ranks: `mpiexec -n N group_test shm|mpi|auto PART`. Every rank can compute what every rank should hold, so that each
+ * result is compared bit for bit with a reference made here.
+ *
+ * Parts: `operations` (each one, all kinds of sizes), `storm` (many in flight on the overlapping groups of a mesh, completed in a random
+ * order by delayed ranks; sources are poisoned once complete), `bytes` (the counters), `late` (deadlines and who is named),
+ * `sizes` (ranks that disagree), `stop` (the idle callback), `fallback` (no shared memory to be had). Exits 1 at the first difference. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <mpi.h>
+
+#include "base/hash.h"
+#include "base/philox.h"
+#include "parallel/mesh.h"
+#include "parallel/world.h"
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            fail_here(#condition, __LINE__);                                                       \
+    } while (0)
+#define CHECK_OK(call)                                                                             \
+    do {                                                                                           \
+        if ((call) != TR_OK)                                                                       \
+            fail_here(tr_error_message(), __LINE__);                                               \
+    } while (0)
+
+enum { COMM_BYTES = 48 << 20, MAX_RANKS = 16 };
+
+static int my_rank, num_ranks;
+static tr_transport transport;
+
+static void fail_here(const char *what, int line)
+{
+    fprintf(stderr, "rank %d of %d, group_test.c:%d: %s\n", my_rank, num_ranks, line, what);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    exit(1);
+}
+
+/* --- numbers that all ranks can make --- */
+
+typedef struct random_stream {
+    uint64_t key;
+    uint32_t counter;
+} random_stream;
+
+static uint32_t random_bits(random_stream *stream)
+{
+    uint32_t out[4];
+    tr_philox_block(stream->key, stream->counter++, 0, 0, 0, out);
+    return out[0];
+}
+
+static int random_below(random_stream *stream, int n)
+{
+    return (int)(random_bits(stream) % (uint32_t)n);
+}
+
+/* Element i of what `world_rank` puts into the buffer `id`: sizes from 1e-3 to 1e3, so that the order of a sum shows. */
+static float element(uint64_t id, int world_rank, int64_t i)
+{
+    uint32_t out[4];
+    tr_philox_block(tr_hash_mix(id, (uint64_t)world_rank), (uint32_t)i, 0, 0, 0, out);
+    static const float scales[] = {1e-3f, 1.0f, 30.0f, 1e3f};
+    return (tr_philox_uniform(out[0]) - 0.5f) * scales[out[1] % 4];
+}
+
+static void fill(uint64_t id, int world_rank, float *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = element(id, world_rank, i);
+}
+
+static float tree(uint64_t id, const int *ranks, int n, int64_t i)
+{
+    if (n == 1)
+        return element(id, ranks[0], i);
+    int split = 1;
+    while (2 * split < n)
+        split *= 2;
+    return tree(id, ranks, split, i) + tree(id, ranks + split, n - split, i);
+}
+
+static float largest(uint64_t id, const int *ranks, int n, int64_t i)
+{
+    float most = element(id, ranks[0], i);
+    for (int k = 1; k < n; k++)
+        most = fmaxf(most, element(id, ranks[k], i));
+    return most;
+}
+
+static bool same_bits(float a, float b)
+{
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* --- a world with its memory and the groups of a mesh --- */
+
+enum { MAX_GROUPS = 8 };
+
+typedef struct member {
+    tr_group *group;
+    int ranks[MAX_RANKS], size, rank;
+} member;
+
+typedef struct setting {
+    tr_world *world;
+    float *memory;
+    member groups[MAX_GROUPS];
+    int num_groups;
+} setting;
+
+static void setting_add(setting *s, const int *ranks, int size, const char *name)
+{
+    tr_group *group = NULL;
+    CHECK_OK(tr_world_group_create(s->world, ranks, size, name, &group));
+    if (group == NULL)
+        return;
+    CHECK(s->num_groups < MAX_GROUPS);
+    member *m = &s->groups[s->num_groups++];
+    m->group = group;
+    m->size = size;
+    m->rank = tr_group_rank(group);
+    memcpy(m->ranks, ranks, (size_t)size * sizeof *ranks);
+    CHECK(tr_group_size(group) == size && ranks[m->rank] == my_rank);
+    CHECK(strcmp(tr_group_name(group), name) == 0);
+}
+
+static void setting_open(setting *s, double timeout_s)
+{
+    *s = (setting){0};
+    tr_world_options options = {.inside = transport, .timeout_s = timeout_s};
+    CHECK_OK(tr_world_create(&s->world, MPI_COMM_WORLD, &options));
+    void *memory;
+    CHECK_OK(tr_world_comm_memory(s->world, COMM_BYTES, &memory));
+    s->memory = memory;
+    CHECK((uintptr_t)memory % 256 == 0 && s->memory[0] == 0 && s->memory[COMM_BYTES / 4 - 1] == 0);
+    int all[MAX_RANKS];
+    for (int i = 0; i < num_ranks; i++)
+        all[i] = i;
+    setting_add(s, all, num_ranks, "world");
+}
+
+/* Also the rows and columns of a mesh; and all ranks backwards, so that ranks in a group and in the world differ. */
+static void setting_open_mesh(setting *s)
+{
+    setting_open(s, 60);
+    int tensor = num_ranks % 2 == 0 ? 2 : 1, ranks[MAX_RANKS];
+    tr_mesh mesh = tr_mesh_make(num_ranks / tensor, tensor, 1, my_rank);
+    for (int d = 0; d < mesh.data_size; d++) {
+        for (int t = 0; t < tensor; t++)
+            ranks[t] = tr_mesh_rank_at(&mesh, d, t, 0);
+        setting_add(s, ranks, tensor, "tensor");
+    }
+    for (int t = 0; t < tensor; t++) {
+        for (int d = 0; d < mesh.data_size; d++)
+            ranks[d] = tr_mesh_rank_at(&mesh, d, t, 0);
+        setting_add(s, ranks, mesh.data_size, "data");
+    }
+    for (int i = 0; i < num_ranks; i++)
+        ranks[i] = num_ranks - 1 - i;
+    setting_add(s, ranks, num_ranks, "backwards");
+    CHECK(s->num_groups == 4);
+}
+
+static void setting_close(setting *s)
+{
+    for (int i = 0; i < s->num_groups; i++)
+        tr_group_destroy(s->groups[i].group);
+    tr_world_destroy(s->world);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* --- one operation, as data --- */
+
+enum { REDUCE_SCATTER, ALL_REDUCE, ALL_REDUCE_MAX, ALL_GATHER, TRANSFER, NUM_KINDS };
+
+typedef struct task {
+    int kind;
+    const member *m;
+    uint64_t id;
+    int64_t n, counts[MAX_RANKS]; /* n: elements of the source (all_gather: of the result) */
+    int from, to;
+    bool in_place;
+    float *src, *dst;
+    int64_t src_n, dst_n;
+    tr_event event;
+} task;
+
+/* The same on all ranks of the group, given the same stream. */
+static void task_draw(task *t, const member *m, random_stream *shared, int max_n)
+{
+    *t = (task){.m = m};
+    t->kind = random_below(shared, m->size > 1 ? NUM_KINDS : TRANSFER);
+    t->id = random_bits(shared);
+    int limit = random_below(shared, 8) == 0 ? max_n : 1 + max_n / 50;
+    bool by_rank = t->kind == REDUCE_SCATTER || t->kind == ALL_GATHER;
+    for (int i = 0; i < m->size; i++) {
+        t->counts[i] = random_below(shared, 3) == 0 ? 0 : random_below(shared, limit);
+        t->n += by_rank ? t->counts[i] : 0;
+    }
+    if (!by_rank)
+        t->n = random_below(shared, 8) == 0 ? 0 : random_below(shared, limit);
+    t->from = random_below(shared, m->size);
+    t->to = (t->from + 1 + random_below(shared, m->size > 1 ? m->size - 1 : 1)) % m->size;
+    t->in_place = random_below(shared, 2);
+    t->src_n = t->dst_n = t->n;
+    if (t->kind == REDUCE_SCATTER)
+        t->dst_n = t->counts[m->rank];
+    if (t->kind == ALL_GATHER)
+        t->src_n = t->counts[m->rank];
+    if (t->kind == TRANSFER) {
+        t->src_n = m->rank == t->from ? t->n : 0;
+        t->dst_n = m->rank == t->to ? t->n : 0;
+    }
+}
+
+static int64_t count_before(const task *t)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < t->m->rank; i++)
+        sum += t->counts[i];
+    return sum;
+}
+
+/* src: communication memory for at least n elements. dst may be NULL: then it is taken from the heap, with guards around it. */
+static void task_post(task *t, float *src, float *dst)
+{
+    t->src = src;
+    t->dst = dst;
+    bool inside = t->in_place && (t->kind == REDUCE_SCATTER || t->kind == ALL_GATHER);
+    int64_t at = inside ? count_before(t) : 0;
+    if (t->kind == REDUCE_SCATTER && inside)
+        t->dst = src + at;
+    if (t->kind == ALL_GATHER && inside) {
+        t->dst = src;
+        t->src = src + at;
+    }
+    fill(t->id, my_rank, t->src, t->src_n);
+    tr_group *group = t->m->group;
+    switch (t->kind) {
+    case REDUCE_SCATTER:
+        CHECK_OK(tr_group_reduce_scatter(group, t->src, t->counts, t->dst, &t->event));
+        break;
+    case ALL_REDUCE:
+        CHECK_OK(tr_group_all_reduce(group, t->src, t->dst, t->n, &t->event));
+        break;
+    case ALL_REDUCE_MAX:
+        CHECK_OK(tr_group_all_reduce_max(group, t->src, t->dst, t->n, &t->event));
+        break;
+    case ALL_GATHER:
+        CHECK_OK(tr_group_all_gather(group, t->src, t->counts, sizeof(float), t->dst, &t->event));
+        break;
+    default:
+        if (t->m->rank == t->from)
+            CHECK_OK(tr_group_send(group, t->to, t->src, (size_t)t->n * 4, 7, &t->event));
+        if (t->m->rank == t->to)
+            CHECK_OK(tr_group_recv(group, t->from, t->dst, (size_t)t->n * 4, 7, &t->event));
+    }
+}
+
+static float task_expected(const task *t, int64_t i)
+{
+    const member *m = t->m;
+    switch (t->kind) {
+    case REDUCE_SCATTER:
+        return tree(t->id, m->ranks, m->size, i + count_before(t));
+    case ALL_REDUCE:
+        return tree(t->id, m->ranks, m->size, i);
+    case ALL_REDUCE_MAX:
+        return largest(t->id, m->ranks, m->size, i);
+    case ALL_GATHER:
+        for (int r = 0; r < m->size; r++) {
+            if (i < t->counts[r])
+                return element(t->id, m->ranks[r], i);
+            i -= t->counts[r];
+        }
+        return NAN;
+    default:
+        return element(t->id, m->ranks[t->from], i);
+    }
+}
+
+/* All results when short, else about a thousand places, both ends among them. */
+static void task_check(const task *t)
+{
+    int64_t step = t->dst_n < 2000 ? 1 : t->dst_n / 997;
+    for (int64_t i = 0; i < t->dst_n; i += step)
+        CHECK(same_bits(t->dst[i], task_expected(t, i)));
+    if (t->dst_n > 0)
+        CHECK(same_bits(t->dst[t->dst_n - 1], task_expected(t, t->dst_n - 1)));
+}
+
+/* --- parts --- */
+
+static void test_integers(const setting *s)
+{
+    static int64_t values[4096];
+    static const int sizes[] = {0, 1, 2, 77, 4096};
+    for (int g = 0; g < s->num_groups; g++) {
+        const member *m = &s->groups[g];
+        for (int k = 0; k < 15; k++) {
+            int n = sizes[k % 5];
+            tr_int_op op = (tr_int_op)(k / 5);
+            for (int i = 0; i < n; i++)
+                values[i] = (int64_t)(my_rank * 31 % 7 - 3) * 1000000007LL * (i + 1 + k);
+            CHECK_OK(tr_group_all_reduce_i64(m->group, values, n, op));
+            for (int i = 0; i < n; i++) {
+                int64_t expected = op == TR_INT_SUM ? 0 : op == TR_INT_MAX ? INT64_MIN : INT64_MAX;
+                for (int r = 0; r < m->size; r++) {
+                    int64_t v = (int64_t)(m->ranks[r] * 31 % 7 - 3) * 1000000007LL * (i + 1 + k);
+                    expected = op == TR_INT_SUM                       ? expected + v
+                               : (op == TR_INT_MAX) == (v > expected) ? v
+                                                                      : expected;
+                }
+                CHECK(values[i] == expected);
+            }
+        }
+    }
+}
+
+static void test_broadcast(const setting *s)
+{
+    static unsigned char data[300001];
+    static const size_t sizes[] = {0, 1, 65536, 65537, sizeof data};
+    for (int g = 0; g < s->num_groups; g++) {
+        const member *m = &s->groups[g];
+        for (int k = 0; k < 5; k++) {
+            int root = k % m->size;
+            for (size_t i = 0; i < sizes[k]; i++)
+                data[i] = m->rank == root ? (unsigned char)(i * 7 + (size_t)k) : 0;
+            CHECK_OK(tr_group_broadcast(m->group, root, data, sizes[k]));
+            for (size_t i = 0; i < sizes[k]; i++)
+                CHECK(data[i] == (unsigned char)(i * 7 + (size_t)k));
+        }
+    }
+}
+
+/* Everybody counts in a shared place after the barrier only if everybody came. */
+static void test_barrier(const setting *s)
+{
+    for (int i = 0; i < 5; i++) {
+        double entered = MPI_Wtime(), last = 0;
+        if (i % num_ranks == my_rank) {
+            usleep(20000);
+            entered = MPI_Wtime();
+        }
+        CHECK_OK(tr_group_barrier(s->groups[0].group));
+        double left = MPI_Wtime(), first_left = 0;
+        MPI_Allreduce(&entered, &last, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+        MPI_Allreduce(&left, &first_left, 1, MPI_DOUBLE, MPI_MIN, MPI_COMM_WORLD);
+        CHECK(first_left >= last);
+    }
+}
+
+static void test_operations(void)
+{
+    setting s;
+    setting_open_mesh(&s);
+    random_stream shared = {.key = 11};
+    enum { MAX_N = 300000 };
+    float *private_dst = malloc((MAX_N * MAX_RANKS + 2) * sizeof(float));
+    float *src = s.memory, *shared_dst = s.memory + MAX_N * MAX_RANKS;
+    CHECK(2 * (size_t)MAX_N * MAX_RANKS * 4 <= COMM_BYTES);
+    for (int i = 0; i < 240; i++) {
+        task t;
+        task_draw(&t, &s.groups[i % s.num_groups], &shared, MAX_N);
+        float *dst = random_below(&shared, 2) ? private_dst + 1 : shared_dst + 1;
+        dst[-1] = dst[t.dst_n] = 42.5f;
+        task_post(&t, src, dst);
+        CHECK_OK(tr_event_wait_result(&t.event));
+        task_check(&t);
+        CHECK_OK(tr_event_wait(&t.event));
+        CHECK(t.event.group == NULL);
+        task_check(&t);
+        CHECK(dst[-1] == 42.5f && (t.dst != dst || dst[t.dst_n] == 42.5f));
+        for (int64_t k = 0; k < t.n; k++)
+            src[k] = NAN;
+    }
+    test_integers(&s);
+    test_broadcast(&s);
+    test_barrier(&s);
+    free(private_dst);
+    setting_close(&s);
+}
+
+/* The same posts in the same order everywhere; which is waited for, tested or left alone, and how long a rank dawdles, is each rank's
+ * own. */
+static void test_storm(uint64_t seed)
+{
+    enum { FLIGHT = 100, ROUNDS = 1500, MAX_N = 3000, STRIDE = MAX_N * MAX_RANKS };
+    setting s;
+    setting_open_mesh(&s);
+    random_stream shared = {.key = seed}, own = {.key = tr_hash_mix(seed, (uint64_t)my_rank)};
+    static task tasks[FLIGHT];
+    float *results = malloc((size_t)FLIGHT * STRIDE * sizeof(float));
+    CHECK((size_t)FLIGHT * STRIDE * 4 <= COMM_BYTES);
+    for (int i = 0; i < ROUNDS + FLIGHT; i++) {
+        task *t = &tasks[i % FLIGHT];
+        float *src = s.memory + (int64_t)(i % FLIGHT) * STRIDE;
+        if (i >= FLIGHT) {
+            CHECK_OK(tr_event_wait(&t->event));
+            task_check(t);
+            for (int64_t k = 0; k < t->n; k++)
+                src[k] = NAN;
+        }
+        if (i < ROUNDS) {
+            task_draw(t, &s.groups[random_below(&shared, s.num_groups)], &shared, MAX_N);
+            task_post(t, src, results + (int64_t)(i % FLIGHT) * STRIDE);
+        }
+        if (random_below(&own, 40) == 0)
+            usleep((useconds_t)random_below(&own, 2000));
+        task *other = &tasks[random_below(&own, FLIGHT)];
+        bool complete = false;
+        switch (random_below(&own, 6)) {
+        case 0:
+            CHECK_OK(tr_event_wait(&other->event));
+            CHECK(other->event.group == NULL);
+            break;
+        case 1:
+            CHECK_OK(tr_event_test(&other->event, &complete));
+            CHECK(complete == (other->event.group == NULL));
+            break;
+        case 2:
+            CHECK_OK(tr_group_progress(s.groups[0].group));
+            break;
+        default:
+            break;
+        }
+        if (random_below(&shared, 50) == 0) {
+            int64_t sum = my_rank;
+            CHECK_OK(tr_group_all_reduce_i64(s.groups[0].group, &sum, 1, TR_INT_SUM));
+            CHECK(sum == num_ranks * (num_ranks - 1) / 2);
+        }
+    }
+    free(results);
+    setting_close(&s);
+}
+
+static void test_bytes(void)
+{
+    setting s;
+    setting_open(&s, 60);
+    const member *m = &s.groups[0];
+    const tr_group_stats *stats = tr_group_get_stats(m->group);
+    int64_t counts[MAX_RANKS], sum = 0;
+    for (int i = 0; i < m->size; i++)
+        sum += counts[i] = 100 * i + 3;
+    static float dst[MAX_RANKS * 2000];
+    tr_event event = {0};
+    uint64_t before = 0, others = (uint64_t)num_ranks - 1;
+    CHECK(stats->bytes_sent == 0);
+#define SENT() (stats->bytes_sent - before)
+    CHECK_OK(tr_group_reduce_scatter(m->group, s.memory, counts, dst, &event));
+    CHECK_OK(tr_event_wait(&event));
+    CHECK(SENT() == 4 * (uint64_t)(sum - counts[my_rank]));
+    before = stats->bytes_sent;
+    CHECK_OK(tr_group_all_gather(m->group, s.memory, counts, 2, dst, &event));
+    CHECK_OK(tr_event_wait(&event));
+    CHECK(SENT() == 2 * (uint64_t)counts[my_rank] * others);
+    before = stats->bytes_sent;
+    int64_t n = 16 * num_ranks; /* equal shares of 16 */
+    CHECK_OK(tr_group_all_reduce(m->group, s.memory, dst, n, &event));
+    CHECK_OK(tr_event_wait(&event));
+    CHECK(SENT() == 4 * 2 * 16 * others);
+    before = stats->bytes_sent;
+    int64_t values[5] = {0};
+    CHECK_OK(tr_group_all_reduce_i64(m->group, values, 5, TR_INT_MAX));
+    CHECK(SENT() == 8 * 5 * others);
+    before = stats->bytes_sent;
+    CHECK_OK(tr_group_broadcast(m->group, 0, values, sizeof values));
+    CHECK(SENT() == (my_rank == 0 ? sizeof values * others : 0));
+    before = stats->bytes_sent;
+    if (num_ranks > 1 && my_rank == 1)
+        CHECK_OK(tr_group_send(m->group, 0, s.memory, 1000, 0, &event));
+    if (num_ranks > 1 && my_rank == 0)
+        CHECK_OK(tr_group_recv(m->group, 1, dst, 1000, 0, &event));
+    CHECK_OK(tr_event_wait(&event));
+    CHECK(SENT() == (my_rank == 1 ? 1000 : 0));
+    CHECK(stats->num_operations == 5u + (num_ranks > 1 && my_rank < 2));
+    CHECK(num_ranks == 1 || stats->wait_seconds > 0);
+    setting_close(&s);
+}
+
+static void expect_late(tr_status status, const char *operation, const char *who)
+{
+    CHECK(status == TR_ERR_TIMEOUT);
+    if (strstr(tr_error_message(), operation) == NULL || strstr(tr_error_message(), who) == NULL)
+        fail_here(tr_error_message(), __LINE__);
+    if (my_rank == 0)
+        printf("%s\n", tr_error_message());
+}
+
+/* The last rank comes when the others have given up. */
+static void test_late(int kind)
+{
+    setting s;
+    setting_open(&s, 0.6);
+    tr_group *group = s.groups[0].group;
+    static float dst[16];
+    int64_t value = 1, counts[MAX_RANKS] = {1, 2};
+    bool late = my_rank == num_ranks - 1;
+    char last[64];
+    snprintf(last, sizeof last, "rank %d (world rank %d)", num_ranks - 1, num_ranks - 1);
+    tr_event event = {0}, first = {0};
+    if (late) {
+        usleep(1200000);
+    } else if (kind == 0) {
+        CHECK_OK(tr_group_all_gather(group, s.memory, counts, 4, dst, &first));
+        CHECK_OK(tr_group_reduce_scatter(group, s.memory, counts, dst, &event));
+        double start = MPI_Wtime();
+        expect_late(tr_event_wait(&event), "reduce_scatter number 1", last);
+        CHECK(MPI_Wtime() - start >= 0.6 && MPI_Wtime() - start < 1.1);
+    } else if (kind == 1) {
+        expect_late(tr_group_all_reduce_i64(group, &value, 1, TR_INT_SUM), "all_reduce_i64",
+                    num_ranks == 2 ? last : "rank ");
+    } else {
+        CHECK_OK(tr_group_recv(group, num_ranks - 1, dst, 8, 13, &event));
+        expect_late(tr_event_wait(&event), "tag 13", last);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = 0; late && kind == 2 && i < num_ranks - 1; i++) /* so that MPI can end */
+        CHECK_OK(tr_group_send(group, i, s.memory, 8, 13, &(tr_event){0}));
+    setting_close(&s);
+}
+
+/* Rank 0 receives more than rank 1 sends. */
+static void test_sizes(void)
+{
+    setting s;
+    setting_open(&s, 0.6);
+    tr_event event = {0};
+    static char dst[64];
+    if (my_rank == 1)
+        CHECK_OK(tr_group_send(s.groups[0].group, 0, s.memory, 8, 1, &event));
+    if (my_rank == 0) {
+        CHECK_OK(tr_group_recv(s.groups[0].group, 1, dst, 12, 1, &event));
+        CHECK(tr_event_wait(&event) == TR_ERR_INTERNAL);
+        CHECK(strstr(tr_error_message(), "expected 12 bytes") != NULL);
+    }
+    setting_close(&s);
+}
+
+typedef struct stopper {
+    int num_calls, stop_at;
+} stopper;
+
+static tr_status count_calls(void *context)
+{
+    stopper *calls = context;
+    if (++calls->num_calls == calls->stop_at)
+        return tr_fail(TR_STOPPED, "asked to");
+    return TR_OK;
+}
+
+/* While rank 1 sleeps 0.55 s, the others' callbacks are called at least every 100 ms, and end the wait when they say so. */
+static void test_stop(void)
+{
+    setting s;
+    setting_open(&s, 60);
+    stopper calls = {0};
+    tr_world_set_idle_callback(s.world, count_calls, &calls);
+    if (my_rank == 1)
+        usleep(550000);
+    CHECK_OK(tr_group_barrier(s.groups[0].group));
+    CHECK(my_rank == 1 || (calls.num_calls >= 5 && calls.num_calls < 20));
+    tr_wait wait;
+    CHECK(!tr_waitpoint_get(tr_world_waitpoint(s.world), &wait));
+    calls = (stopper){.stop_at = 2};
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (my_rank == 1)
+        usleep(550000);
+    else
+        CHECK(tr_group_barrier(s.groups[0].group) == TR_STOPPED);
+    if (my_rank == 1 && transport == TR_TRANSPORT_MPI)
+        (void)tr_group_barrier(s.groups[0].group);
+    setting_close(&s);
+}
+
+/* One rank can open no file: `auto` takes MPI everywhere, `shm` is refused everywhere with the reason. */
+static void test_fallback(void)
+{
+    int last[1] = {num_ranks - 1};
+    struct rlimit limit, none = {0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    none.rlim_max = limit.rlim_max;
+    if (my_rank == last[0])
+        setrlimit(RLIMIT_NOFILE, &none);
+    tr_world *world = NULL;
+    tr_world_options options = {.inside = transport, .timeout_s = 20};
+    tr_status status = tr_world_create(&world, MPI_COMM_WORLD, &options);
+    if (my_rank == last[0])
+        setrlimit(RLIMIT_NOFILE, &limit);
+    if (transport == TR_TRANSPORT_SHM) {
+        CHECK(status == TR_ERR_TRANSPORT);
+        char who[64];
+        snprintf(who, sizeof who, "rank %d", last[0]);
+        CHECK(strstr(tr_error_message(), my_rank == last[0] ? "memfd_create" : who) != NULL);
+    } else {
+        CHECK_OK(status);
+        CHECK(strcmp(tr_world_transport_name(world, (int[]){0, last[0]}, 2), "mpi") == 0);
+        tr_world_destroy(world);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* What the launcher's environment says about nodes is what groups follow. */
+static void test_transport_names(int num_nodes)
+{
+    setting s;
+    setting_open(&s, 60);
+    CHECK(tr_world_rank(s.world) == my_rank && tr_world_size(s.world) == num_ranks);
+    CHECK(tr_world_num_nodes(s.world) == num_nodes);
+    CHECK(tr_world_local_size(s.world) == num_ranks / num_nodes);
+    CHECK(tr_world_local_rank(s.world) == my_rank / num_nodes); /* nodes in turn */
+    bool shm = transport != TR_TRANSPORT_MPI && num_ranks > num_nodes;
+    const char *near = tr_world_transport_name(s.world, (int[]){0, num_nodes % num_ranks}, 2);
+    CHECK(strcmp(near, shm ? "shm" : "mpi") == 0);
+    if (num_nodes > 1)
+        CHECK(strcmp(tr_world_transport_name(s.world, (int[]){0, 1}, 2), "mpi") == 0);
+    setting_close(&s);
+}
+
+static void run_part(const char *part)
+{
+    if (strcmp(part, "all") == 0) {
+        test_transport_names(1);
+        test_operations();
+        for (uint64_t seed = 1; seed <= 2; seed++)
+            test_storm(seed);
+        test_bytes();
+    } else if (strcmp(part, "two_nodes") == 0) {
+        test_transport_names(2);
+        test_operations();
+        test_storm(3);
+    } else if (strcmp(part, "trouble") == 0) {
+        for (int kind = 0; kind < 3; kind++)
+            test_late(kind);
+        test_sizes();
+        test_stop();
+    } else if (strcmp(part, "fallback") == 0) {
+        test_fallback();
+    } else {
+        fail_here("no such part", __LINE__);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
+    CHECK(argc == 3 && num_ranks <= MAX_RANKS);
+    transport = strcmp(argv[1], "shm") == 0   ? TR_TRANSPORT_SHM
+                : strcmp(argv[1], "mpi") == 0 ? TR_TRANSPORT_MPI
+                                              : TR_TRANSPORT_AUTO;
+    run_part(argv[2]);
+    MPI_Finalize();
+    if (my_rank == 0)
+        printf("group_test %s %s on %d ranks: ok\n", argv[1], argv[2], num_ranks);
+    return 0;
+}
