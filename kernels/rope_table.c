@@ -1,6 +1,7 @@
 #include "kernels/rope_table.h"
 
 #include <math.h>
+#include <stddef.h>
 
 void tr_rope_table_fill(double theta, int64_t D, int64_t T, const int64_t *positions,
                         float *cos_sin)
