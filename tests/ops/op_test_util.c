@@ -11,7 +11,7 @@
 const tr_dtype op_dtypes[OP_NUM_DTYPES] = {TR_F32, TR_BF16, TR_F16};
 const int64_t op_sizes[OP_NUM_SIZES] = {1, 3, 7, 31, 63, 65, 257, 768};
 
-enum { GUARD = 256, GUARD_BYTE = 0xa5, WORKSPACE = 8 << 20 };
+enum { GUARD = 256, GUARD_BYTE = 0xa5, WORKSPACE = 8 << 20, POISON = 1 << 20, MAX_THREADS = 3 };
 
 static void guards_check(const unsigned char *memory, int64_t bytes)
 {
@@ -30,20 +30,31 @@ void op_release(op_env *env, int mark)
     }
 }
 
+/* Devices live as long as the program: making one takes far longer than most cases. */
+static tr_device *device_of(int num_threads)
+{
+    static tr_device *devices[MAX_THREADS + 1];
+    static void *workspace; /* one for all: devices run in turn */
+    tr_device **device = &devices[num_threads];
+    if (*device == NULL)
+        assert_int_equal(tr_cpu_device_create(device, num_threads), TR_OK);
+    if (workspace == NULL)
+        assert_int_equal((*device)->memory_create(*device, WORKSPACE, &workspace), TR_OK);
+    memset(workspace, 0xff, POISON); /* NaN: nothing may be taken for zero */
+    (*device)->workspace_set(*device, workspace, WORKSPACE);
+    return *device;
+}
+
 static uint64_t run_variant(op_case run, void *context, tr_cpu_isa isa, int num_threads)
 {
-    op_env env = {.isa = isa, .num_threads = num_threads};
-    assert_int_equal(tr_cpu_device_create(&env.device, num_threads), TR_OK);
+    op_env env = {.device = device_of(num_threads), .isa = isa, .num_threads = num_threads};
     env.ops = *env.device->ops;
     tr_cpu_vector_ops(&env.ops, isa);
-    void *workspace;
-    assert_int_equal(env.device->memory_create(env.device, WORKSPACE, &workspace), TR_OK);
-    memset(workspace, 0xff, WORKSPACE); /* NaN: nothing may be taken for zero */
-    env.device->workspace_set(env.device, workspace, WORKSPACE);
     run(&env, context);
-    op_release(&env, 0);
-    env.device->memory_destroy(env.device, workspace, WORKSPACE);
-    tr_device_destroy(env.device);
+    for (int i = 0; i < env.num_memory; i++) {
+        guards_check(env.memory[i], env.bytes[i]);
+        free(env.memory[i]);
+    }
     return env.recorded;
 }
 
@@ -54,7 +65,7 @@ void op_run_case(op_case run, void *context)
         if (!tr_cpu_isa_supported((tr_cpu_isa)isa))
             continue;
         of_isa[isa] = run_variant(run, context, (tr_cpu_isa)isa, 1);
-        for (int threads = 2; threads <= 3; threads++) {
+        for (int threads = 2; threads <= MAX_THREADS; threads++) {
             if (run_variant(run, context, (tr_cpu_isa)isa, threads) != of_isa[isa])
                 fail_msg("%s: %d threads give other bits than 1", tr_cpu_isa_name((tr_cpu_isa)isa),
                          threads);
@@ -94,6 +105,13 @@ op_tensor op_tensor_random(op_env *env, tr_dtype dtype, int64_t n, uint64_t seed
     for (int64_t i = 0; i < n; i++)
         op_set(&tensor, i, center + width * (2.0 * op_random(seed, (uint64_t)i) - 1.0));
     return tensor;
+}
+
+void op_workspace(op_env *env, const tr_workspace_need *need)
+{
+    size_t bytes = env->device->workspace_bytes(env->device, need);
+    op_tensor workspace = op_tensor_new(env, TR_U8, (int64_t)bytes);
+    env->device->workspace_set(env->device, workspace.data, bytes);
 }
 
 op_tensor op_tensor_copy(op_env *env, const op_tensor *other)
