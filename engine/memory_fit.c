@@ -1,0 +1,124 @@
+#include "engine/memory_fit.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+/* Bytes of "MemAvailable" on this node, or SIZE_MAX when the system does not say. */
+static size_t node_available(void)
+{
+    char line[256];
+    unsigned long long kib;
+    size_t bytes = SIZE_MAX;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            bytes = (size_t)kib * 1024;
+    if (file != NULL)
+        fclose(file);
+    return bytes;
+}
+
+/* Address space that is left under RLIMIT_AS, or SIZE_MAX. */
+static size_t address_space_left(void)
+{
+    struct rlimit limit;
+    unsigned long long pages = 0;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return SIZE_MAX;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file == NULL || fscanf(file, "%llu", &pages) != 1)
+        pages = 0;
+    if (file != NULL)
+        fclose(file);
+    size_t used = (size_t)pages * 4096;
+    return limit.rlim_cur > used ? (size_t)limit.rlim_cur - used : 0;
+}
+
+static size_t limit_of(const tr_run *run, const char **what)
+{
+    size_t limit = node_available() / (size_t)tr_world_local_size(run->world);
+    *what = "this rank's share of the node's available memory";
+    size_t space = address_space_left();
+    if (space < limit) {
+        limit = space;
+        *what = "what RLIMIT_AS leaves (ulimit -v)";
+    }
+    if (run->cfg.memory.limit_gb > 0) {
+        size_t asked = (size_t)(run->cfg.memory.limit_gb * 1e9);
+        if (asked < limit) {
+            limit = asked;
+            *what = "memory.limit_gb";
+        }
+    }
+    return limit;
+}
+
+static size_t total_of(const size_t bytes[TR_MEM_NUM])
+{
+    size_t total = 0;
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        total += bytes[c];
+    return total;
+}
+
+/* Appends "setting (bytes)" to text when the change makes this rank fit. */
+static void remedy_try(const tr_run *run, const tr_config *changed, const char *setting,
+                       size_t limit, char *text, size_t text_bytes)
+{
+    size_t bytes[TR_MEM_NUM];
+    if (tr_run_count_bytes(changed, &run->mesh, run->device, bytes) != TR_OK ||
+        total_of(bytes) > limit)
+        return;
+    size_t used = strlen(text);
+    snprintf(text + used, text_bytes - used, "%s%s (%zu bytes)", used > 0 ? ", " : "", setting,
+             total_of(bytes));
+}
+
+static void remedies_find(const tr_run *run, size_t limit, char *text, size_t text_bytes)
+{
+    tr_config changed = run->cfg; /* shallow: read only, not cleared */
+    text[0] = '\0';
+    if (run->cfg.parallel.zero == 0 && run->mesh.data_size > 1) {
+        changed.parallel.zero = 1;
+        remedy_try(run, &changed, "parallel.zero=1", limit, text, text_bytes);
+    }
+    changed.memory.recompute = TR_RECOMPUTE_SELECTIVE;
+    if (run->cfg.memory.recompute == TR_RECOMPUTE_NONE)
+        remedy_try(run, &changed, "memory.recompute=selective", limit, text, text_bytes);
+    changed.memory.recompute = TR_RECOMPUTE_FULL;
+    if (run->cfg.memory.recompute != TR_RECOMPUTE_FULL)
+        remedy_try(run, &changed, "memory.recompute=full", limit, text, text_bytes);
+    if (text[0] == '\0')
+        snprintf(text, text_bytes,
+                 "none of zero and recompute alone; use more ranks with parallel.tensor or "
+                 "parallel.pipeline, or a smaller train.micro_batch");
+}
+
+tr_status tr_memory_fit_check(tr_run *run)
+{
+    const char *what;
+    size_t limit = limit_of(run, &what), total = total_of(run->bytes);
+    int64_t shortfall = total > limit ? (int64_t)(total - limit) : 0, worst = shortfall;
+    TR_TRY(tr_run_max(run, &worst, 1));
+    if (worst == 0)
+        return TR_OK;
+    /* The rank that is shortest speaks; the others fail with it. */
+    int64_t speaker = shortfall == worst ? run->mesh.rank : INT64_MAX;
+    TR_TRY(tr_run_min(run, &speaker, 1));
+    if (speaker != run->mesh.rank)
+        return tr_fail(TR_ERR_MEMORY, "not enough memory on rank %lld", (long long)speaker);
+    char table[512] = "", remedies[512];
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        if (run->bytes[c] > 0) {
+            size_t used = strlen(table);
+            snprintf(table + used, sizeof table - used, "\n  %-14s %15zu bytes",
+                     tr_mem_category_name((tr_mem_category)c), run->bytes[c]);
+        }
+    remedies_find(run, limit, remedies, sizeof remedies);
+    return tr_fail(TR_ERR_MEMORY,
+                   "not enough memory on rank %d (data %d, tensor %d, pipeline %d): the run needs "
+                   "%zu bytes, %s is %zu, %lld short; would fit: %s%s",
+                   run->mesh.rank, run->mesh.data, run->mesh.tensor, run->mesh.pipeline, total,
+                   what, limit, (long long)shortfall, remedies, table);
+}

@@ -1,0 +1,55 @@
+/* The parameters of one rank: its cut of each row of the table that its chunks hold, and their places in the flat buffers.
+ *
+ * Order is the order in which backward finishes gradients: the rank's chunks from the last to the first, inside a chunk from the head to the embedding. Every
+ * parameter starts at a 256-byte boundary of the compute copy and of the fp32 gradients. */
+#ifndef TR_ENGINE_MODEL_LOCAL_PARAMS_H
+#define TR_ENGINE_MODEL_LOCAL_PARAMS_H
+
+#include "engine/model/params.h"
+#include "parallel/mesh.h"
+
+typedef struct tr_local_param {
+    const tr_param *param;
+    int table_row;
+    int chunk;                    /* local number of the chunk on this rank */
+    int64_t rows, cols;           /* local, with padding */
+    int64_t valid_rows;           /* rows that exist in the global tensor */
+    int64_t row_begin, col_begin; /* place in the global tensor */
+    int64_t count;                /* rows * cols */
+    int64_t offset;               /* elements into the gradients */
+    int64_t
+        weight_offset; /* elements into the compute copy; a tied head on the embedding's rank shares its copy */
+    int64_t shard_begin,
+        shard_end; /* this rank's interval of the optimizer's work, elements of the local tensor */
+    int64_t state_begin,
+        state_end; /* interval whose master and moments this rank holds (zero 0: all of it) */
+    int64_t state_offset; /* elements into master and moments; -1 when tied (state is elsewhere) */
+    int num_replicas;     /* tensor ranks that hold the same cut */
+    bool counted;         /* this tensor rank counts it in the norm and saves it */
+} tr_local_param;
+
+typedef struct tr_local_params {
+    tr_local_param *items;
+    int num_items;
+    int64_t num_elements; /* of the gradients, with alignment gaps */
+    int64_t num_weights;  /* of the compute copy, with alignment gaps */
+    int64_t num_state;    /* elements of master (and of each moment) */
+    int num_chunks;       /* on this rank */
+    int *chunk_first,
+        *chunk_items; /* [num_chunks] first item and number of items of a local chunk */
+    int64_t *chunk_begin, *chunk_end; /* [num_chunks] elements of the gradients */
+} tr_local_params;
+
+/* chunk_layers: layers of every global chunk (config.derived). zero: 0 or 1. Pure but for set-up memory. */
+void tr_local_params_init(tr_local_params *local, const tr_param_table *table, const tr_config *cfg,
+                          const tr_mesh *mesh);
+void tr_local_params_clear(tr_local_params *local);
+
+/* The item of a role in a layer (-1: outside layers) or NULL. */
+const tr_local_param *tr_local_param_find(const tr_local_params *local, tr_param_role role,
+                                          int layer);
+
+/* First layer of a global chunk. */
+int tr_chunk_first_layer(const tr_config *cfg, int chunk);
+
+#endif

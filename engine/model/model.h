@@ -1,0 +1,142 @@
+/* The decoder on one rank: embedding, blocks and head, forward and backward, over one microbatch.
+ *
+ * Single-device mathematics with tensor-parallel collectives (parallel/tensor_comm.h); nothing here knows ranks beyond its own cut, pipelines, or
+ * data parallelism. Shapes: B, T, R = B*T, H, F, A, K, D, V of kernels/ops.h, the last five local to the tensor rank; S = rows of this rank in row-wise
+ * operations (R, or R/t under sequence parallel). The residual stream and its gradient are rounded to the compute dtype at every block edge; what is summed over
+ * tensor ranks stays fp32 until after the sum.
+ *
+ * Weight gradients are written at the first microbatch of a leaf (`accumulate` false) and added after. One thread. */
+#ifndef TR_ENGINE_MODEL_MODEL_H
+#define TR_ENGINE_MODEL_MODEL_H
+
+#include "base/exact_sum.h"
+#include "engine/model/local_params.h"
+#include "kernels/device.h"
+#include "memory/arena.h"
+#include "parallel/tensor_comm.h"
+
+/* A parameter as the model's code sees it; weight NULL when the model has none of this role. */
+typedef struct tr_weight {
+    const void *weight; /* compute dtype, local cut */
+    float *grad;        /* fp32, local cut; moves between leaves */
+} tr_weight;
+
+/* What a block's forward leaves for its backward. Rows S where marked, else R. With recompute, what is not stored points into shared scratch. */
+typedef struct tr_block_saved {
+    void *norm1, *norm2;                  /* [S,H] norm outputs */
+    float *mean1, *rstd1, *mean2, *rstd2; /* [S] */
+    void *q, *k, *v;                      /* [R, A*D], [R, K*D]: after rotary positions */
+    void *attention;                      /* [R, A*D] */
+    float *lse;                           /* [B,A,T] */
+    void *middle;                         /* [S,H] the stream between attention and MLP */
+    void *gate, *up;                      /* [R,F]; GELU uses up only */
+    void *act;                            /* [R,F] */
+} tr_block_saved;
+
+typedef struct tr_head_saved {
+    void *norm;         /* [S,H] */
+    float *mean, *rstd; /* [S] */
+    void *logits;       /* [R,V], gradient in place after backward */
+    float *max;         /* [R] of the whole vocabulary */
+    float *sum_target;  /* [2R] of the whole vocabulary */
+} tr_head_saved;
+
+/* One microbatch's inputs. */
+typedef struct tr_microbatch {
+    const int32_t *tokens;   /* [R] */
+    const int32_t *labels;   /* [R], -1 = not counted */
+    const uint64_t *samples; /* [B] global sample numbers */
+} tr_microbatch;
+
+typedef struct tr_loss {
+    tr_fixed_sum sum; /* of the counted tokens' losses */
+    int64_t num_tokens;
+} tr_loss;
+
+/* Scratch of one rank, shared by all blocks. */
+typedef struct tr_model_scratch {
+    void *full;               /* [R,H] gathered rows (sequence parallel only) */
+    void *dropped;            /* [S,H] gradient after dropout (dropout only) */
+    void *dact, *dgate, *dup; /* [R,F] */
+    void *dattention;         /* [R,A*D] */
+    void *dq, *dk, *dv;
+    void *dmiddle;            /* [S,H] */
+    tr_block_saved recompute; /* the pieces that recompute modes do not store */
+    tr_head_saved head;       /* logits, when recompute is full */
+} tr_model_scratch;
+
+typedef struct tr_model {
+    const tr_config *cfg;
+    tr_device *device;
+    tr_tensor_comm tensor;
+    int64_t B, T, R, S, H, F, A, K, D, V; /* local */
+    int64_t head_begin;                   /* global number of the first query head */
+    int64_t vocab_begin, vocab_valid;
+    tr_dtype dtype;
+    size_t item;                       /* bytes of dtype */
+    const float *rope;                 /* [T, D/2, 2] or NULL */
+    tr_weight (*weights)[TR_ROLE_NUM]; /* [layers + 1]; the last row is outside the layers */
+    tr_model_scratch scratch;
+    /* of the current pass */
+    int64_t step;    /* for dropout */
+    bool training;   /* dropout on */
+    bool accumulate; /* weight gradients are added */
+} tr_model;
+
+/* Fills dimensions and lays out scratch: activations' scratch in `activations`, rope in `workspace`. weights is allocated here; its entries are the caller's to set. */
+void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
+                   bool has_head, tr_arena *comm, tr_arena *activations, tr_arena *workspace);
+void tr_model_clear(tr_model *model);
+/* Bytes of a block's saved set laid out in `arena` under the configuration's recompute setting. */
+void tr_block_saved_init(const tr_model *model, tr_block_saved *saved, tr_arena *arena);
+void tr_head_saved_init(const tr_model *model, tr_head_saved *saved, tr_arena *arena);
+
+/* tokens -> stream out [S,H]. */
+tr_status tr_embed_run_forward(tr_model *model, const tr_microbatch *microbatch, void *out);
+/* dx: gradient of the embedding's output [S,H]. */
+tr_status tr_embed_run_backward(tr_model *model, const tr_microbatch *microbatch, const void *dx);
+
+/* x [S,H] -> out [S,H] (out may not be x). */
+tr_status tr_block_forward(tr_model *model, int layer, const tr_microbatch *microbatch,
+                           tr_block_saved *saved, const void *x, void *out);
+/* dy [S,H] -> dx [S,H] (dx may be dy), and the layer's weight gradients. x is the block's input. */
+tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *microbatch,
+                            tr_block_saved *saved, const void *x, const void *dy, void *dx);
+
+/* Final norm, logits and their statistics; the losses of labelled rows are added to *loss on every tensor rank alike. */
+tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
+                          const void *x, tr_loss *loss);
+/* Gradient of scale * (sum of losses); dx [S,H]. Consumes saved->logits. */
+tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
+                           const void *x, float scale, void *dx);
+
+/* Shared by the files of this folder: the Philox key of a dropout site in this step. */
+tr_dropout tr_model_dropout(const tr_model *model, const tr_microbatch *microbatch,
+                            const char *site, int layer);
+
+/* Shared by blocks and head: one norm with the gather of sequence parallel. kept: [S,H] norm output; have: it already holds it; full: R rows of it. */
+typedef struct tr_norm_site {
+    tr_weight weight, bias;
+    const void *x;
+    void *kept;
+    float *mean, *rstd;
+} tr_norm_site;
+tr_status tr_model_norm(tr_model *model, const tr_norm_site *site, bool have, const void **full);
+/* dy: fp32 partial sums [R,H] of tensor ranks, from tr_tensor_comm_partial; adds dresidual. */
+tr_status tr_model_norm_backward(tr_model *model, const tr_norm_site *site, float *partial,
+                                 const void *dresidual, void *dx);
+/* Rows [S,H] of a gradient -> R rows. */
+tr_status tr_model_gather(tr_model *model, const void *rows, const void **full);
+tr_status tr_model_linear(tr_model *model, const void *x, int64_t in, tr_weight weight,
+                          tr_weight bias, void *y, int64_t out);
+/* dweight (and dbias when bias.grad) from dy [R,out] and x [R,in]. */
+tr_status tr_model_linear_grads(tr_model *model, const void *dy, int64_t out, const void *x,
+                                int64_t in, tr_weight weight, tr_weight bias);
+/* y [R,in] = dy [R,out] W[out,in], in c_dtype. */
+tr_status tr_model_linear_input(tr_model *model, const void *dy, int64_t out, tr_weight weight,
+                                void *y, int64_t in, tr_dtype y_dtype, bool accumulate);
+/* y fp32 [R,out] = x [R,in] W^T: the partial sums of a row-parallel product. */
+tr_status tr_model_linear_partial(tr_model *model, const void *x, int64_t in, tr_weight weight,
+                                  float *y, int64_t out);
+
+#endif

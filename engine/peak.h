@@ -1,0 +1,17 @@
+/* What this machine's processor can do at best: the denominator of model FLOP/s utilisation (SETTINGS.md, mfu). */
+#ifndef TR_ENGINE_PEAK_H
+#define TR_ENGINE_PEAK_H
+
+#include <stdbool.h>
+
+#include "memory/dtype.h"
+
+/* Cores that this process may run on. */
+int tr_peak_num_cores(void);
+
+/* Best product rate in FLOP/s of all cores in a dtype, as `trine bench kernels` measured and cached it on this machine; 0 when it has not been measured. */
+double tr_peak_flops(tr_dtype dtype);
+/* Writes the cache entry (engine/cli/cmd_bench). False when the folder cannot be written. */
+bool tr_peak_store(tr_dtype dtype, double flops);
+
+#endif

@@ -1,0 +1,323 @@
+/* A run's life: groups, byte count, memory, initial weights, and the way back. */
+#include "engine/run_int.h"
+
+#include "base/alloc.h"
+#include "base/hash.h"
+#include "base/philox.h"
+#include "engine/memory_fit.h"
+#include "engine/peak.h"
+
+static tr_status int_reduce(tr_run *run, int64_t *values, int count, tr_int_op op)
+{
+    return run->all != NULL ? tr_group_all_reduce_i64(run->all, values, count, op) : TR_OK;
+}
+
+tr_status tr_run_sum(tr_run *run, int64_t *values, int count)
+{
+    return int_reduce(run, values, count, TR_INT_SUM);
+}
+
+tr_status tr_run_min(tr_run *run, int64_t *values, int count)
+{
+    return int_reduce(run, values, count, TR_INT_MIN);
+}
+
+tr_status tr_run_max(tr_run *run, int64_t *values, int count)
+{
+    return int_reduce(run, values, count, TR_INT_MAX);
+}
+
+/* ---- groups ---- */
+
+/* Makes the groups along one axis for all ranks of the world in the same order, and keeps this rank's. `key` tells which group a rank is in; its members stand in rank order. */
+static tr_status axis_groups_create(tr_run *run, const char *name, int group_size,
+                                    int (*key)(const tr_mesh *mesh, const tr_config *cfg),
+                                    tr_group **mine)
+{
+    if (group_size == 1)
+        return TR_OK;
+    int num_ranks = tr_world_size(run->world);
+    int *members = TR_NEW_ARRAY(int, (size_t)group_size);
+    tr_status status = TR_OK;
+    for (int k = 0; k < num_ranks / group_size && status == TR_OK; k++) {
+        int count = 0;
+        for (int r = 0; r < num_ranks; r++) {
+            tr_mesh mesh = tr_mesh_make(run->mesh.data_size, run->mesh.tensor_size,
+                                        run->mesh.pipeline_size, r);
+            if (key(&mesh, &run->cfg) == k)
+                members[count++] = r;
+        }
+        TR_ASSERT(count == group_size);
+        tr_group *group = NULL;
+        status = tr_world_group_create(run->world, members, count, name, &group);
+        if (group != NULL)
+            *mine = group;
+    }
+    tr_free(members);
+    return status;
+}
+
+static int key_all(const tr_mesh *mesh, const tr_config *cfg)
+{
+    (void)mesh;
+    (void)cfg;
+    return 0;
+}
+
+static int key_tensor(const tr_mesh *mesh, const tr_config *cfg)
+{
+    (void)cfg;
+    return mesh->pipeline * mesh->data_size + mesh->data;
+}
+
+/* Tensor ranks that share a key/value head. */
+static int kv_sharers(const tr_mesh *mesh, const tr_config *cfg)
+{
+    int64_t heads = cfg->model.kv_heads;
+    return mesh->tensor_size > heads ? (int)(mesh->tensor_size / heads) : 1;
+}
+
+static int key_kv(const tr_mesh *mesh, const tr_config *cfg)
+{
+    int sharers = kv_sharers(mesh, cfg);
+    return key_tensor(mesh, cfg) * (mesh->tensor_size / sharers) + mesh->tensor / sharers;
+}
+
+static int key_data(const tr_mesh *mesh, const tr_config *cfg)
+{
+    (void)cfg;
+    return mesh->pipeline * mesh->tensor_size + mesh->tensor;
+}
+
+static int key_pipeline(const tr_mesh *mesh, const tr_config *cfg)
+{
+    (void)cfg;
+    return mesh->data * mesh->tensor_size + mesh->tensor;
+}
+
+static tr_status groups_create(tr_run *run)
+{
+    const tr_mesh *mesh = &run->mesh;
+    TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, &run->all));
+    TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &run->tensor));
+    TR_TRY(axis_groups_create(run, "kv", kv_sharers(mesh, &run->cfg), key_kv, &run->kv));
+    TR_TRY(axis_groups_create(run, "data", mesh->data_size, key_data, &run->data));
+    return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline);
+}
+
+/* ---- memory ---- */
+
+tr_status tr_run_count_bytes(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
+                             size_t bytes[TR_MEM_NUM])
+{
+    tr_arena arenas[TR_MEM_NUM];
+    tr_stage stage;
+    tr_optimizer optimizer;
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        tr_arena_init_counting(&arenas[c], (tr_mem_category)c);
+    TR_TRY(tr_stage_init(&stage, cfg, mesh, device, arenas));
+    tr_optimizer_init(&optimizer, &stage);
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        bytes[c] = arenas[c].peak;
+    tr_optimizer_clear(&optimizer);
+    tr_stage_clear(&stage);
+    return TR_OK;
+}
+
+static tr_status memory_create(tr_run *run)
+{
+    for (int c = 0; c < TR_MEM_NUM; c++) {
+        void *memory = NULL;
+        if (c == TR_MEM_COMMUNICATION)
+            TR_TRY(tr_world_comm_memory(run->world, run->bytes[c], &memory));
+        else if (run->bytes[c] > 0)
+            TR_TRY(run->device->memory_create(run->device, run->bytes[c], &run->memory[c]));
+        if (c != TR_MEM_COMMUNICATION)
+            memory = run->memory[c];
+        tr_arena_init(&run->arenas[c], (tr_mem_category)c, memory, run->bytes[c]);
+    }
+    return TR_OK;
+}
+
+/* ---- initial weights ---- */
+
+/* Fills this rank's interval of an item's master. Element e of the local cut is element (row_begin + e / cols, col_begin + e % cols) of the global tensor, whose number is
+ * the random counter; rows of padding are zero. */
+static void master_init(const tr_run *run, const tr_local_param *item)
+{
+    const tr_param *param = item->param;
+    float *master = run->stage.master + item->state_offset;
+    uint64_t key = tr_hash_key(run->cfg.train.seed, "init", param->name);
+    for (int64_t e = item->state_begin; e < item->state_end;) {
+        int64_t row = e / item->cols, col = e % item->cols;
+        int64_t count = item->cols - col;
+        if (count > item->state_end - e)
+            count = item->state_end - e;
+        float *dst = master + (e - item->state_begin);
+        uint64_t first =
+            (uint64_t)((item->row_begin + row) * param->shape[1] + item->col_begin + col);
+        if (row < item->valid_rows && param->init == TR_INIT_NORMAL)
+            tr_philox_normal_fill(key, first, first + (uint64_t)count, param->init_std, dst);
+        else
+            for (int64_t i = 0; i < count; i++)
+                dst[i] = row < item->valid_rows && param->init == TR_INIT_ONES ? 1.0f : 0.0f;
+        e += count;
+    }
+}
+
+tr_status tr_run_params_changed(tr_run *run)
+{
+    return tr_optimizer_spread(&run->optimizer);
+}
+
+/* ---- data ---- */
+
+static tr_feed_options feed_options(const tr_run *run, const char *path)
+{
+    return (tr_feed_options){.path = path,
+                             .seq_len = (int)run->cfg.train.seq_len,
+                             .micro_batch = (int)run->cfg.train.micro_batch,
+                             .global_batch = (int)run->cfg.train.global_batch,
+                             .first_microbatch = run->first_microbatch,
+                             .num_microbatches = run->num_microbatches,
+                             .vocab = (int32_t)run->cfg.model.vocab,
+                             .prefetch = 2};
+}
+
+tr_status tr_run_feed_open(tr_run *run)
+{
+    if (run->callbacks.batch != NULL || run->cfg.data.train == NULL)
+        return TR_OK;
+    tr_feed_close(run->train_feed);
+    run->train_feed = NULL;
+    tr_feed_options options = feed_options(run, run->cfg.data.train);
+    options.shuffle = true;
+    options.seed = run->cfg.train.seed;
+    options.first_sample = run->samples;
+    return tr_feed_open(&run->train_feed, &options);
+}
+
+static tr_status feeds_open(tr_run *run)
+{
+    run->num_microbatches = (int)(run->cfg.derived.microbatches / run->mesh.data_size);
+    run->first_microbatch = run->num_microbatches * run->mesh.data;
+    run->microbatches = TR_NEW_ARRAY(tr_microbatch, (size_t)run->num_microbatches);
+    TR_TRY(tr_run_feed_open(run));
+    if (run->callbacks.batch != NULL || run->cfg.data.valid == NULL)
+        return TR_OK;
+    tr_feed_options options = feed_options(run, run->cfg.data.valid);
+    options.pass_steps = (uint64_t)run->cfg.train.eval_batches;
+    return tr_feed_open(&run->valid_feed, &options);
+}
+
+/* ---- life ---- */
+
+static tr_status world_create(tr_run *run, MPI_Comm comm)
+{
+    tr_world_options options = {.inside = (tr_transport)run->cfg.parallel.inside,
+                                .timeout_s = run->cfg.parallel.timeout_s};
+    TR_TRY(tr_world_create(&run->world, comm, &options));
+    int size = tr_world_size(run->world);
+    if (size != run->cfg.derived.num_ranks)
+        return tr_fail(TR_ERR_SETTINGS, "the run has %d ranks, its settings were resolved for %lld",
+                       size, (long long)run->cfg.derived.num_ranks);
+    run->mesh = tr_mesh_make((int)run->cfg.parallel.data, (int)run->cfg.parallel.tensor,
+                             (int)run->cfg.parallel.pipeline, tr_world_rank(run->world));
+    return groups_create(run);
+}
+
+static tr_status device_create(tr_run *run)
+{
+    int64_t threads = run->cfg.device.threads;
+    if (threads == 0)
+        threads = tr_peak_num_cores() / tr_world_local_size(run->world);
+    TR_TRY(tr_cpu_device_create(&run->device, threads < 1 ? 1 : (int)threads));
+    if (run->callbacks.device != NULL)
+        run->callbacks.device(run->callbacks.context, run->device);
+    run->flops_per_token = tr_model_flops_per_token(&run->cfg);
+    run->peak_flops =
+        tr_peak_flops(run->cfg.train.precision) * (double)tr_world_num_nodes(run->world);
+    return TR_OK;
+}
+
+static tr_status stage_create(tr_run *run)
+{
+    TR_TRY(tr_run_count_bytes(&run->cfg, &run->mesh, run->device, run->bytes));
+    TR_TRY(tr_memory_fit_check(run));
+    TR_TRY(memory_create(run));
+    TR_TRY(tr_stage_init(&run->stage, &run->cfg, &run->mesh, run->device, run->arenas));
+    tr_optimizer_init(&run->optimizer, &run->stage);
+    run->optimizer.pipeline = run->pipeline;
+    TR_TRY(tr_stage_connect(&run->stage, run->tensor, run->kv, run->data, run->pipeline));
+    tr_scaler_init(&run->scaler, &run->cfg);
+    for (int i = 0; i < run->stage.local.num_items; i++)
+        if (run->stage.local.items[i].param->tied_to < 0)
+            master_init(run, &run->stage.local.items[i]);
+    return tr_optimizer_spread(&run->optimizer);
+}
+
+tr_status tr_run_open(tr_run **out, const tr_config *cfg, MPI_Comm comm,
+                      const tr_run_callbacks *callbacks)
+{
+    TR_ASSERT(cfg->derived.resolved);
+    tr_run *run = TR_NEW(tr_run);
+    tr_status status;
+    tr_config_copy(&run->cfg, cfg);
+    if (callbacks != NULL)
+        run->callbacks = *callbacks;
+    TR_TRY_GOTO(status, world_create(run, comm), fail);
+    TR_TRY_GOTO(status, feeds_open(run), fail);
+    TR_TRY_GOTO(status, device_create(run), fail);
+    TR_TRY_GOTO(status, stage_create(run), fail);
+    *out = run;
+    return TR_OK;
+fail:
+    tr_run_close(run);
+    return status;
+}
+
+void tr_run_close(tr_run *run)
+{
+    if (run == NULL)
+        return;
+    tr_feed_close(run->train_feed);
+    tr_feed_close(run->valid_feed);
+    tr_optimizer_clear(&run->optimizer);
+    tr_stage_clear(&run->stage);
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        if (run->memory[c] != NULL)
+            run->device->memory_destroy(run->device, run->memory[c], run->bytes[c]);
+    tr_group_destroy(run->pipeline);
+    tr_group_destroy(run->data);
+    tr_group_destroy(run->kv);
+    tr_group_destroy(run->tensor);
+    tr_group_destroy(run->all);
+    tr_world_destroy(run->world);
+    tr_device_destroy(run->device);
+    tr_free(run->microbatches);
+    tr_config_clear(&run->cfg);
+    tr_free(run);
+}
+
+void tr_run_request(tr_run *run, tr_request request)
+{
+    if (request == TR_REQUEST_STOP)
+        run->stop_requested = 1;
+    else
+        run->save_requested = 1;
+}
+
+int64_t tr_run_steps_done(const tr_run *run)
+{
+    return run->step;
+}
+
+const tr_config *tr_run_config(const tr_run *run)
+{
+    return &run->cfg;
+}
+
+const size_t *tr_run_memory(const tr_run *run)
+{
+    return run->bytes;
+}

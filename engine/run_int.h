@@ -1,0 +1,53 @@
+/* The inside of a run, for the files of engine/ that make it up (run.c, step.c, tensors.c, checkpoint.c). */
+#ifndef TR_ENGINE_RUN_INT_H
+#define TR_ENGINE_RUN_INT_H
+
+#include <signal.h>
+
+#include "engine/feed.h"
+#include "engine/optimizer.h"
+#include "engine/scaler.h"
+#include "engine/trine.h"
+#include "parallel/world.h"
+
+struct tr_run {
+    tr_config cfg;
+    tr_run_callbacks callbacks;
+    tr_mesh mesh;
+    tr_world *world;
+    tr_group *all, *tensor, *kv, *data,
+        *pipeline; /* NULL for axes of size 1 (all: NULL with one rank) */
+    tr_device *device;
+    tr_arena arenas[TR_MEM_NUM];
+    void *
+        memory[TR_MEM_NUM]; /* the device's backing; NULL for communication, which is the world's */
+    size_t bytes[TR_MEM_NUM];
+    tr_stage stage;
+    tr_optimizer optimizer;
+    tr_scaler scaler;
+    tr_feed *train_feed, *valid_feed;
+    tr_microbatch *microbatches; /* [M of this rank] */
+    int num_microbatches, first_microbatch;
+    /* Position: what a checkpoint holds. */
+    int64_t step;     /* completed */
+    uint64_t samples; /* data position */
+    int64_t skips_in_row;
+    double grad_divisor; /* of the last step: tokens x scale */
+    volatile sig_atomic_t stop_requested, save_requested;
+    double flops_per_token, peak_flops;
+    double checkpoint_seconds; /* spent since the last step's end */
+};
+
+/* Integer reductions over all ranks; with one rank nothing happens. */
+tr_status tr_run_sum(tr_run *run, int64_t *values, int count);
+tr_status tr_run_min(tr_run *run, int64_t *values, int count);
+tr_status tr_run_max(tr_run *run, int64_t *values, int count);
+
+/* Opens data.train at the run's data position (a second call closes the first). */
+tr_status tr_run_feed_open(tr_run *run);
+
+/* Fills the planned bytes of a rank by building its stage on counting arenas. Pure. */
+tr_status tr_run_count_bytes(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
+                             size_t bytes[TR_MEM_NUM]);
+
+#endif

@@ -1,0 +1,66 @@
+/* One rank's share of the model: its chunks of layers with weights, activations and gradients, as stage functions of the pipeline executor.
+ *
+ * Built twice by the same code (DESIGN section 6): on counting arenas, where it is the byte plan, and on real ones. Activation slots per chunk are as many as the
+ * schedule's peak of live microbatches. One thread. */
+#ifndef TR_ENGINE_STAGE_H
+#define TR_ENGINE_STAGE_H
+
+#include "engine/gradients.h"
+#include "engine/model/model.h"
+#include "parallel/pipeline_exec.h"
+
+typedef struct tr_slot {
+    void **x; /* [layers + 1] block inputs [S,H]; the last one only where the head follows */
+    tr_block_saved *blocks; /* [layers] */
+    tr_head_saved head;     /* last chunk */
+} tr_slot;
+
+typedef struct tr_chunk {
+    int number; /* global */
+    int first_layer, num_layers;
+    bool first, last; /* of the model: embedding, head */
+    int num_slots;
+    tr_slot *slots;
+} tr_chunk;
+
+typedef struct tr_stage {
+    const tr_config *cfg;
+    tr_mesh mesh;
+    tr_device *device;
+    tr_arena *arenas; /* [TR_MEM_NUM], the builder's */
+    tr_param_table table;
+    tr_local_params local;
+    tr_model model;
+    tr_gradients gradients;
+    void *weights;         /* compute copy, local.num_weights */
+    float *master, *m, *v; /* local.num_state each; m and v NULL under sgd */
+    int num_chunks;
+    tr_chunk *chunks;
+    void *stream[2]; /* [S,H] gradient of the stream inside a chunk, in turn */
+    tr_schedule *schedule, *evaluation;
+    void *send_memory, *recv_memory;
+    tr_pipeline_exec *train_exec, *eval_exec; /* after tr_stage_connect */
+    /* of the current pass */
+    const tr_microbatch *microbatches; /* [M of this rank] */
+    tr_loss loss;
+    float grad_scale; /* what the sum of losses is multiplied by before backward */
+} tr_stage;
+
+/* Lays everything out in the arenas. `device` answers for workspace sizes. Refuses schedules that the numbers do not allow. */
+tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *mesh,
+                        tr_device *device, tr_arena *arenas);
+/* Makes the executors; groups as in the mesh, NULL for axes of size 1. After init on real arenas. */
+tr_status tr_stage_connect(tr_stage *stage, tr_group *tensor, tr_group *kv, tr_group *data,
+                           tr_group *pipeline);
+void tr_stage_clear(tr_stage *stage);
+
+/* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and the loss of this rank in stage->loss. */
+tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
+                         float grad_scale);
+/* Forward only, dropout off; stage->loss. */
+tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches);
+
+/* The weight (compute copy) of an item. */
+void *tr_stage_weight(const tr_stage *stage, const tr_local_param *item);
+
+#endif

@@ -1,0 +1,20 @@
+/* How the state of one tensor is divided over a sharding group: row-major intervals at 64-element multiples (DESIGN section 9). Pure. */
+#ifndef TR_PARALLEL_SHARD_MAP_H
+#define TR_PARALLEL_SHARD_MAP_H
+
+#include <stdint.h>
+
+enum { TR_SHARD_MULTIPLE = 64 };
+
+/* Elements [*begin, *end) of a tensor of `count` elements belong to `rank` of `size`; empty for the last ranks of a small tensor. The
+ * intervals of ranks 0, 1, ... follow one another. */
+static inline void tr_shard_interval(int64_t count, int size, int rank, int64_t *begin,
+                                     int64_t *end)
+{
+    int64_t units = (count + TR_SHARD_MULTIPLE - 1) / TR_SHARD_MULTIPLE;
+    int64_t each = (units + size - 1) / size * TR_SHARD_MULTIPLE;
+    *begin = each * rank < count ? each * rank : count;
+    *end = *begin + each < count ? *begin + each : count;
+}
+
+#endif
