@@ -55,8 +55,8 @@ static size_t larger(size_t a, size_t b)
 static size_t workspace_bytes(const tr_device *device, const tr_workspace_need *need)
 {
     int threads = tr_cpu_num_threads(device);
-    size_t bytes = larger(tr_cpu_matmul_workspace(need, threads),
-                          tr_cpu_attention_workspace(need, threads));
+    size_t bytes =
+        larger(tr_cpu_matmul_workspace(need, threads), tr_cpu_attention_workspace(need, threads));
     return tr_cpu_align(larger(bytes, tr_cpu_rowwise_workspace(need, threads)));
 }
 
@@ -79,7 +79,8 @@ static tr_status memory_create(tr_device *device, size_t bytes, void **memory)
 {
     (void)device;
     size_t size = mapped_bytes(bytes);
-    size_t slack = size >= HUGE_PAGE ? (size_t)HUGE_PAGE : 0; /* to align within, given back below */
+    size_t slack =
+        size >= HUGE_PAGE ? (size_t)HUGE_PAGE : 0; /* to align within, given back below */
     unsigned char *start = mmap(NULL, size + slack, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED)
@@ -124,8 +125,6 @@ tr_status tr_cpu_device_create(tr_device **out, int num_threads)
     device->num_threads = num_threads;
     device->ops.name = "cpu";
     device->ops.matmul = tr_cpu_matmul;
-    device->ops.attention_forward = tr_cpu_attention_forward;
-    device->ops.attention_backward = tr_cpu_attention_backward;
     tr_cpu_vector_ops(&device->ops, tr_cpu_isa_best());
     tr_status status;
     TR_TRY_GOTO(status, tr_thread_pool_create(num_threads, &device->pool), destroy);

@@ -12,12 +12,13 @@
 
 typedef struct tr_cpu_device {
     tr_device base; /* first: a tr_device of this kind is a tr_cpu_device */
-    tr_ops ops;      /* base.ops: chosen for this processor */
+    tr_ops ops;     /* base.ops: chosen for this processor */
     tr_thread_pool *pool;
     int num_threads;
     unsigned char *workspace; /* owned by the caller of workspace_set */
     size_t workspace_bytes;
-    struct tr_cpu_product_cache *products; /* bf16 products of oneDNN; NULL where it has none on this processor */
+    struct tr_cpu_product_cache
+        *products; /* bf16 products of oneDNN; NULL where it has none on this processor */
 } tr_cpu_device;
 
 static inline tr_cpu_device *tr_cpu_device_of(tr_device *device)
@@ -50,7 +51,5 @@ size_t tr_cpu_rowwise_workspace(const tr_workspace_need *need, int num_threads);
 /* Entries of the operation table (kernels/ops.h) that are written for one instruction set or choose it themselves; the others are set by
  * tr_cpu_vector_ops (cpu_isa.h). */
 tr_status tr_cpu_matmul(tr_device *device, const tr_matmul *args);
-tr_status tr_cpu_attention_forward(tr_device *device, const tr_attention *args);
-tr_status tr_cpu_attention_backward(tr_device *device, const tr_attention *args);
 
 #endif

@@ -41,6 +41,8 @@ void tr_cpu_vector_ops(tr_ops *ops, tr_cpu_isa isa);
 /* The vector sources: cpu_<name>.c with tr_cpu_<name>_ops_<isa>. */
 #define TR_CPU_VECTOR_LIST(X, suffix)                                                              \
     X(activation, suffix)                                                                          \
+    X(attention, suffix)                                                                           \
+    X(attention_backward, suffix)                                                                  \
     X(convert, suffix)                                                                             \
     X(embed, suffix)                                                                               \
     X(norm, suffix)                                                                                \

@@ -80,7 +80,8 @@ static void run_piece(void *ctx, int64_t index, int thread)
     } else {
         bool last_row = index % grid->row_blocks == grid->row_blocks - 1;
         bool last_column = index / grid->row_blocks == grid->column_blocks - 1;
-        status = tr_cpu_product_run(job->products[last_row][last_column], job->args, &piece, thread);
+        status =
+            tr_cpu_product_run(job->products[last_row][last_column], job->args, &piece, thread);
     }
     if (status != TR_OK)
         atomic_store(&job->status, (int)status);
@@ -127,11 +128,12 @@ tr_status tr_cpu_matmul(tr_device *base, const tr_matmul *args)
     if (job.way == WAY_PRIMITIVE)
         TR_TRY(prepare_primitives(device, &job));
     if (job.way == WAY_PACKED)
-        job.scratch = tr_cpu_workspace(
-            base, (size_t)tr_cpu_num_threads(base) * tr_cpu_packed_scratch());
+        job.scratch =
+            tr_cpu_workspace(base, (size_t)tr_cpu_num_threads(base) * tr_cpu_packed_scratch());
     tr_cpu_parallel_for(base, job.grid.row_blocks * job.grid.column_blocks, run_piece, &job);
     if (job.status != TR_OK)
-        return tr_fail((tr_status)job.status, "oneDNN failed in a matrix product of %lld x %lld x %lld",
+        return tr_fail((tr_status)job.status,
+                       "oneDNN failed in a matrix product of %lld x %lld x %lld",
                        (long long)args->M, (long long)args->N, (long long)args->K);
     return TR_OK;
 }

@@ -15,8 +15,8 @@
 typedef dnnl_memory_desc_t md_handle; /* owned */
 typedef const_dnnl_memory_desc_t md_view;
 
-static dnnl_status_t md_create(md_handle *md, int ndims, const int64_t *dims, dnnl_data_type_t type,
-                               const int64_t *strides)
+static dnnl_status_t md_create(md_handle *md, int ndims, const dnnl_dims_t dims,
+                               dnnl_data_type_t type, const dnnl_dims_t strides)
 {
     return dnnl_memory_desc_create_with_strides(md, ndims, dims, type, strides);
 }
@@ -42,8 +42,8 @@ static dnnl_status_t matmul_desc_create(dnnl_primitive_desc_t *desc, dnnl_engine
 typedef dnnl_memory_desc_t md_handle;
 typedef const dnnl_memory_desc_t *md_view;
 
-static dnnl_status_t md_create(md_handle *md, int ndims, const int64_t *dims, dnnl_data_type_t type,
-                               const int64_t *strides)
+static dnnl_status_t md_create(md_handle *md, int ndims, const dnnl_dims_t dims,
+                               dnnl_data_type_t type, const dnnl_dims_t strides)
 {
     return dnnl_memory_desc_init_by_strides(md, ndims, dims, type, strides);
 }
@@ -65,8 +65,9 @@ static dnnl_status_t matmul_desc_create(dnnl_primitive_desc_t *desc, dnnl_engine
 {
     dnnl_matmul_desc_t operation;
     dnnl_status_t status = dnnl_matmul_desc_init(&operation, a, b, bias, c);
-    return status != dnnl_success ? status
-                                  : dnnl_primitive_desc_create(desc, &operation, attr, engine, NULL);
+    return status != dnnl_success
+               ? status
+               : dnnl_primitive_desc_create(desc, &operation, attr, engine, NULL);
 }
 #endif
 
@@ -84,10 +85,9 @@ tr_status tr_cpu_sgemm_piece(const tr_matmul *args, const tr_cpu_piece *piece)
     const float *A = (const float *)args->A + (a_by_k ? piece->row : piece->row * args->lda);
     const float *B = (const float *)args->B + (b_by_k ? piece->column : piece->column * args->ldb);
     float *C = (float *)args->C + piece->row * args->ldc + piece->column;
-    dnnl_status_t status =
-        dnnl_sgemm(a_by_k ? 'T' : 'N', b_by_k ? 'N' : 'T', piece->num_rows, piece->num_columns,
-                   args->K, 1.0f, A, args->lda, B, args->ldb, args->accumulate ? 1.0f : 0.0f, C,
-                   args->ldc);
+    dnnl_status_t status = dnnl_sgemm(a_by_k ? 'T' : 'N', b_by_k ? 'N' : 'T', piece->num_rows,
+                                      piece->num_columns, args->K, 1.0f, A, args->lda, B, args->ldb,
+                                      args->accumulate ? 1.0f : 0.0f, C, args->ldc);
     if (args->bias != NULL) {
         const float *bias = (const float *)args->bias + piece->column;
         for (int64_t m = 0; m < piece->num_rows; m++)
@@ -156,11 +156,11 @@ static dnnl_status_t make_attr(bool accumulate, dnnl_primitive_attr_t *attr)
 static dnnl_status_t make_descs(const product_key *key, md_handle md[4])
 {
     bool a_by_k = key->form == TR_MATMUL_TN, b_by_k = key->form != TR_MATMUL_NT;
-    const int64_t dims[4][2] = {{key->M, key->K}, {key->K, key->N}, {1, key->N}, {key->M, key->N}};
-    const int64_t strides[4][2] = {{a_by_k ? 1 : key->lda, a_by_k ? key->lda : 1},
-                                   {b_by_k ? key->ldb : 1, b_by_k ? 1 : key->ldb},
-                                   {key->N, 1},
-                                   {key->ldc, 1}};
+    const dnnl_dims_t dims[4] = {{key->M, key->K}, {key->K, key->N}, {1, key->N}, {key->M, key->N}};
+    const dnnl_dims_t strides[4] = {{a_by_k ? 1 : key->lda, a_by_k ? key->lda : 1},
+                                    {b_by_k ? key->ldb : 1, b_by_k ? 1 : key->ldb},
+                                    {key->N, 1},
+                                    {key->ldc, 1}};
     for (int i = 0; i < 4; i++) {
         dnnl_data_type_t type = dnnl_type(i == 3 ? key->c_dtype : key->dtype);
         dnnl_status_t status = md_create(&md[i], 2, dims[i], type, strides[i]);
@@ -305,9 +305,9 @@ tr_status tr_cpu_product_run(const tr_cpu_product *product, const tr_matmul *arg
         }
         exec[count++] = (dnnl_exec_arg_t){product_args[i], memories[i]};
     }
-    TR_TRY(dnnl_check(dnnl_primitive_execute(product->primitive, product->cache->streams[thread],
-                                             count, exec),
-                      "a product"));
+    TR_TRY(dnnl_check(
+        dnnl_primitive_execute(product->primitive, product->cache->streams[thread], count, exec),
+        "a product"));
     return dnnl_check(dnnl_stream_wait(product->cache->streams[thread]), "waiting for a product");
 }
 
@@ -315,7 +315,8 @@ tr_status tr_cpu_product_run(const tr_cpu_product *product, const tr_matmul *arg
 static bool is_native(const char *implementation)
 {
     return strstr(implementation, "avx512_core_bf16") != NULL ||
-           strstr(implementation, "amx") != NULL || strstr(implementation, "avx512_core_fp16") != NULL;
+           strstr(implementation, "amx") != NULL ||
+           strstr(implementation, "avx512_core_fp16") != NULL;
 }
 
 static char native_implementation[64];

@@ -9,7 +9,8 @@
 #include "kernels/cpu/cpu_widen.h"
 
 enum {
-    CHUNK = 256,     /* contraction indices packed at a time: a B panel of 16 KiB stays in the first-level cache */
+    CHUNK =
+        256, /* contraction indices packed at a time: a B panel of 16 KiB stays in the first-level cache */
     ROW_BLOCK = 132, /* rows of A packed at a time */
     A_FLOATS = ROW_BLOCK * CHUNK + 64,
     B_FLOATS = TR_PACKED_COLUMNS * CHUNK + 64,

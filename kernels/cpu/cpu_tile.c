@@ -29,7 +29,7 @@
 #define TILE_ZERO(i) __m256 c##i##0 = _mm256_setzero_ps(), c##i##1 = _mm256_setzero_ps()
 #define TILE_STORE(i)                                                                              \
     do {                                                                                           \
-        float *row_ = C + (i) * ldc;                                                               \
+        float *row_ = C + (i)*ldc;                                                                 \
         if (accumulate) {                                                                          \
             c##i##0 = _mm256_add_ps(c##i##0, _mm256_loadu_ps(row_));                               \
             c##i##1 = _mm256_add_ps(c##i##1, _mm256_loadu_ps(row_ + 8));                           \
@@ -38,9 +38,9 @@
         _mm256_storeu_ps(row_ + 8, c##i##1);                                                       \
     } while (0)
 
-__attribute__((target("avx2,fma"))) static void
-multiply_avx2(int64_t K, const float *a_panel, const float *b_panel, float *C, int64_t ldc,
-              bool accumulate)
+__attribute__((target("avx2,fma"))) static void multiply_avx2(int64_t K, const float *a_panel,
+                                                              const float *b_panel, float *C,
+                                                              int64_t ldc, bool accumulate)
 {
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -75,7 +75,7 @@ multiply_avx2(int64_t K, const float *a_panel, const float *b_panel, float *C, i
 /* Eight vectors of eight floats, rows[r][k], become columns: out[k] = (rows[0][k] ... rows[7][k]), stored `step` floats apart in
  * ascending order, so that steps below eight leave only the first `step` of each. */
 __attribute__((target("avx2"))) static void transpose_8x8(const float *const rows[8],
-                                                          float *restrict out, int step)
+                                                          float *restrict out, int64_t step)
 {
     __m256 r[8], t[8];
     for (int i = 0; i < 8; i++)
@@ -136,8 +136,8 @@ widen_8(tr_dtype dtype, const void *src, float *dst)
 {
     __m256 value;
     if (dtype == TR_BF16)
-        value = _mm256_castsi256_ps(_mm256_slli_epi32(
-            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)src)), 16));
+        value = _mm256_castsi256_ps(
+            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)src)), 16));
     else if (dtype == TR_F16)
         value = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src));
     else
@@ -155,9 +155,8 @@ copy_panel_avx2(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k, 
 }
 
 /* A panel of which at least the width rounded up to eight can be read; stores run over into the next k. */
-__attribute__((target("avx2,f16c"))) static void copy_panel(tr_dtype dtype, const char *src,
-                                                            int64_t stride, int64_t num_k,
-                                                            int width, float *dst)
+__attribute__((target("avx2,f16c"))) static void
+copy_panel(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k, int width, float *dst)
 {
     if (dtype == TR_BF16)
         copy_panel_avx2(TR_BF16, src, stride, num_k, width, dst);
@@ -220,10 +219,10 @@ static void pack_group(const tr_cpu_operand *operand, int64_t i0, int num_i, int
     for (int64_t k = 0; k < num_k; k += PACK_RUN) {
         int64_t run = num_k - k < PACK_RUN ? num_k - k : PACK_RUN;
         for (int i = 0; i < num_i; i++)
-            tr_cpu_widen(operand->dtype,
-                         tr_cpu_element(operand->dtype, operand->data,
-                                        (i0 + i) * operand->ld + k0 + k),
-                         run, rows[i]);
+            tr_cpu_widen(
+                operand->dtype,
+                tr_cpu_element(operand->dtype, operand->data, (i0 + i) * operand->ld + k0 + k), run,
+                rows[i]);
         interleave((const float(*)[PACK_RUN])rows, width < 8 ? width : 8, run, width,
                    dst + k * width);
     }
@@ -243,6 +242,34 @@ void tr_cpu_pack(const tr_cpu_operand *operand, int64_t i0, int64_t num_i, int64
             pack_group(operand, i0 + p + i, group < 0 ? 0 : group, k0, num_k, width, dst + i);
         }
     }
+}
+
+#if defined(__x86_64__)
+static void turn_8x8(const float *src, int64_t ld_src, float *dst, int64_t ld_dst)
+{
+    const float *starts[8];
+    for (int i = 0; i < 8; i++)
+        starts[i] = src + i * ld_src;
+    transpose_8x8(starts, dst, ld_dst);
+}
+#endif
+
+void tr_cpu_turn(const float *src, int64_t ld_src, int64_t rows, int64_t columns, float *dst,
+                 int64_t ld_dst)
+{
+    int64_t whole_rows = 0, whole_columns = 0;
+#if defined(__x86_64__)
+    if (have_avx2()) {
+        whole_rows = rows / 8 * 8;
+        whole_columns = columns / 8 * 8;
+        for (int64_t r = 0; r < whole_rows; r += 8)
+            for (int64_t c = 0; c < whole_columns; c += 8)
+                turn_8x8(src + r * ld_src + c, ld_src, dst + c * ld_dst + r, ld_dst);
+    }
+#endif
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++)
+            dst[c * ld_dst + r] = src[r * ld_src + c];
 }
 
 /* A tile at the edge of C goes through a whole tile of scratch. */

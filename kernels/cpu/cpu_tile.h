@@ -37,6 +37,10 @@ typedef struct tr_cpu_operand {
 void tr_cpu_pack(const tr_cpu_operand *operand, int64_t i0, int64_t num_i, int64_t k0,
                  int64_t num_k, int width, float *dst);
 
+/* dst[c * ld_dst + r] = src[r * ld_src + c] for r in [0, rows), c in [0, columns). */
+void tr_cpu_turn(const float *src, int64_t ld_src, int64_t rows, int64_t columns, float *dst,
+                 int64_t ld_dst);
+
 /* C[M, N] = or += the product of packed operands (panels as tr_cpu_pack leaves them, K indices deep). */
 void tr_cpu_multiply_panels(const tr_cpu_tile *tile, int64_t M, int64_t N, int64_t K,
                             const float *a_panels, const float *b_panels, float *C, int64_t ldc,

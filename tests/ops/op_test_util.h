@@ -65,6 +65,9 @@ void op_free(double *values);
 
 double op_random(uint64_t seed, uint64_t index); /* uniform in [0, 1) */
 
+/* Gives the device exactly the workspace that it asks for operations up to `need`, guarded; it lives as long as a tensor made now. */
+void op_workspace(op_env *env, const tr_workspace_need *need);
+
 /* The outputs that must not depend on threads. */
 void op_record(op_env *env, const op_tensor *tensor);
 
