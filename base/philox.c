@@ -39,8 +39,7 @@ static inline double natural_log(double u)
     double m = double_of(bits_of(u) - ((k_shifted - shift) << 52));
     double s = (m - 1.0) / (m + 1.0);
     double z = s * s;
-    double series = 1.0 / 23;
-    series = series * z + 1.0 / 21;
+    double series = 1.0 / 21;
     series = series * z + 1.0 / 19;
     series = series * z + 1.0 / 17;
     series = series * z + 1.0 / 15;

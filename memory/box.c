@@ -123,7 +123,7 @@ int tr_box_from_interval(const tr_box *cut, int64_t lo, int64_t hi,
     }
     int64_t row0 = cut->start[0], column0 = cut->start[1], width = cut->extent[1];
     int count = 0;
-    if (lo % width != 0 || hi - lo < width) { /* the rest of a row, or a part of one */
+    if (lo % width != 0) { /* the rest of a row, or a part of it */
         int64_t row_end = (lo / width + 1) * width;
         int64_t end = hi < row_end ? hi : row_end;
         pieces[count++] = tr_box_2d(row0 + lo / width, 1, column0 + lo % width, end - lo);

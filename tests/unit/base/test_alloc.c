@@ -19,7 +19,10 @@
 static void test_memory(void **state)
 {
     (void)state;
-    unsigned char *bytes = tr_alloc(1000, 3);
+    unsigned char *bytes = tr_alloc(1000, 3); /* used before, so that it is not zero by chance */
+    memset(bytes, 0xff, 3000);
+    tr_free(bytes);
+    bytes = tr_alloc(1000, 3);
     for (int i = 0; i < 3000; i++)
         assert_int_equal(bytes[i], 0);
     bytes[2999] = 7;
@@ -27,6 +30,9 @@ static void test_memory(void **state)
     assert_int_equal(bytes[2999], 7);
     tr_free(bytes);
     tr_free(NULL);
+    bytes = tr_alloc(10000, 1);
+    memset(bytes, 0xff, 10000);
+    tr_free(bytes);
     void *aligned = tr_alloc_aligned(3, 100, 4096);
     assert_int_equal((uintptr_t)aligned % 4096, 0);
     for (int i = 0; i < 300; i++)

@@ -178,6 +178,15 @@ static void test_not_finite_is_flagged(void **state)
             values[at] = float_of(bad[b]);
             assert_true(isnan(square_sum(values, 1000, &finite)));
             assert_false(finite);
+            static tr_square_sum whole, part;
+            int64_t limbs[TR_SQUARE_SUM_LIMBS];
+            tr_square_sum_init(&whole);
+            tr_square_sum_init(&part);
+            tr_square_sum_add(&part, values, 1000);
+            tr_square_sum_merge(&whole, &part);
+            tr_square_sum_to_limbs(&whole, limbs);
+            assert_true(isnan(tr_square_sum_from_limbs(limbs, &finite)));
+            assert_false(finite);
         }
 }
 

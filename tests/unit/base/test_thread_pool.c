@@ -77,6 +77,7 @@ static void test_threads_share_the_work(void **state)
     omp_set_num_threads(5);
     assert_int_equal(tr_thread_pool_create(4, &pool), TR_OK);
     static job j;
+    tr_clock_sleep(0.05); /* all workers are asleep */
     double start = tr_clock_seconds();
     tr_thread_pool_run(pool, 16, piece_slow, &j);
     double seconds = tr_clock_seconds() - start;
@@ -94,12 +95,16 @@ static double cpu_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void piece_one_long(void *context, int piece, int thread)
+/* Two pieces on two threads; the caller's ends first. */
+static void piece_long_on_workers(void *context, int piece, int thread)
 {
-    (void)context;
-    (void)thread;
-    if (piece == 1)
-        tr_clock_sleep(0.15);
+    (void)piece;
+    atomic_int *entered = context;
+    atomic_fetch_add(entered, 1);
+    while (atomic_load(entered) < 2)
+        tr_clock_sleep(0.001);
+    if (thread != 0)
+        tr_clock_sleep(0.3);
 }
 
 static void test_nobody_spins(void **state)
@@ -107,10 +112,12 @@ static void test_nobody_spins(void **state)
     (void)state;
     tr_thread_pool *pool;
     assert_int_equal(tr_thread_pool_create(4, &pool), TR_OK);
+    atomic_int entered = 0;
     double start = cpu_seconds();
-    tr_clock_sleep(0.15);                              /* idle workers */
-    tr_thread_pool_run(pool, 2, piece_one_long, NULL); /* and whoever waits for the last piece */
-    assert_true(cpu_seconds() - start < 0.05);
+    tr_clock_sleep(0.15); /* idle workers */
+    tr_thread_pool_run(pool, 2, piece_long_on_workers,
+                       &entered); /* and whoever waits for the last piece */
+    assert_true(cpu_seconds() - start < 0.02);
     tr_thread_pool_destroy(pool);
 }
 
