@@ -9,13 +9,14 @@
 
 typedef enum tr_log_level { TR_LOG_ERROR, TR_LOG_WARNING, TR_LOG_INFO, TR_LOG_DEBUG } tr_log_level;
 
-/* rank: printed in front of lines of other ranks than 0. loud: whether INFO lines are printed. */
+/* rank: other ranks than 0 name themselves: "error: rank 3: ...". loud: whether INFO lines are printed. Lines above `level` are
+ * not printed. Before this call: rank 0, loud, INFO. */
 void tr_log_init(int rank, bool loud, tr_log_level level);
 /* From here on every printed line also goes to `path`, appended. False with errno set when it cannot be opened. */
 bool tr_log_file_open(const char *path);
 void tr_log_file_close(void);
 
-/* ERROR and WARNING go to stderr as "error: ..." and "warning: ...", INFO to stdout as it is. */
+/* ERROR and WARNING go to stderr as "error: ..." and "warning: ...", INFO to stdout as it is, DEBUG to stderr as "debug: ...". */
 void tr_log(tr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define tr_log_info(...) tr_log(TR_LOG_INFO, __VA_ARGS__)
 #define tr_log_warning(...) tr_log(TR_LOG_WARNING, __VA_ARGS__)
