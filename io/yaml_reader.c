@@ -117,7 +117,7 @@ static tr_status scalar_event(reader *rd, const yaml_event_t *event)
         top->wants_value = true;
         return note_key(rd, top->key, event->start_mark);
     }
-    char *key;
+    char *key = NULL;
     TR_TRY(value_key(rd, event->start_mark, &key));
     return item_add(rd, key, tr_strdup(text), event->data.scalar.style != YAML_PLAIN_SCALAR_STYLE,
                     event->start_mark);
@@ -127,7 +127,7 @@ static tr_status level_open(reader *rd, const yaml_event_t *event, bool is_list)
 {
     if (rd->depth == MAX_DEPTH)
         return fail_at(rd, event->start_mark, "nested too deeply");
-    char *prefix;
+    char *prefix = NULL;
     if (rd->depth == 0 && !is_list)
         prefix = tr_strdup("");
     else
