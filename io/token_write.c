@@ -155,7 +155,7 @@ tr_status tr_token_writer_append(tr_token_writer *writer, const int32_t *ids, si
     if (writer->item_size == 2 && limit > 65536)
         limit = 65536;
     for (size_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || (uint64_t)ids[i] >= limit)
+        if ((uint64_t)ids[i] >= limit) /* a negative id is huge here */
             return refuse_id(writer, ids[i]);
         unsigned char bytes[8];
         put_u64(bytes, (uint64_t)ids[i]);

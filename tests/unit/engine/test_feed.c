@@ -376,9 +376,9 @@ static void test_a_short_evaluation_starts_again_at_the_first_sample(void **stat
     }
 }
 
-/* 20 documents of 10 tokens; one id too big in document 17. In order, T = 8: token 174 is an
- * input of sample 21 (168 to 176), token 176 the last label of sample 21 and the first input of
- * sample 22. */
+/* 20 documents of 10 tokens; one id too big in document 17. In order, T = 8, two samples a step: token
+ * 174 is an input of sample 21 (168 to 176), token 176 only the last label of that sample, and an
+ * input of sample 22, which is in the next step. */
 static void test_an_id_outside_the_vocabulary_is_refused_before_its_step(void **state)
 {
     (void)state;
@@ -397,12 +397,12 @@ static void test_an_id_outside_the_vocabulary_is_refused_before_its_step(void **
         assert_int_equal(tr_token_writer_commit(writer), TR_OK);
         tr_token_writer_close(writer);
 
-        tr_feed_options options = one_rank("b", 8, 4); /* sample 21 is in step 5 */
+        tr_feed_options options = one_rank("b", 8, 2); /* sample 21 is in step 10 */
         options.shuffle = false;
         options.vocab = 257;
         tr_feed *feed = open_feed(&options);
         tr_batch batch;
-        for (int step = 0; step < 5; step++)
+        for (int step = 0; step < 10; step++)
             next(feed);
         snprintf(
             expected, sizeof expected,
@@ -449,12 +449,12 @@ static void test_a_batch_holds_until_the_next_call(void **state)
     write_counting("c", 8 * 100 + 1);
     tr_feed_options options = one_rank("c", 8, 2);
     tr_feed *feed = open_feed(&options);
-    for (int step = 0; step < 20; step++) {
-        int32_t copy[16];
+    uint64_t key = tr_hash_key(7, "data order", "0");
+    for (uint64_t step = 0; step < 20; step++) {
         tr_batch batch = next(feed);
-        memcpy(copy, batch.tokens, sizeof copy);
         tr_clock_sleep(0.003);
-        assert_memory_equal(copy, batch.tokens, sizeof copy);
+        for (uint64_t r = 0; r < 2; r++)
+            assert_int_equal(sample_of(&batch, r, 8), tr_permute(key, 100, 2 * step + r));
     }
     tr_feed_close(feed);
 }
@@ -476,26 +476,25 @@ static void test_no_heap_after_open(void **state)
     tr_feed_close(feed);
 }
 
-/* Three billion samples, and a data position beyond 2^40: the stream positions that are read. */
-static void test_more_than_2_to_the_31_samples(void **state)
+/* Six billion samples, and a data position beyond 2^40: the stream positions that are read. */
+static void test_more_than_2_to_the_32_samples(void **state)
 {
     (void)state;
-    const uint64_t num_tokens = 3000000001ull, num_samples = num_tokens - 1;
-    const uint64_t first_sample = (1ull << 40) + 12345;
-    unsigned char idx[34 + 12 * 2 + 8 * 2] = "MMIDIDX";
+    const uint64_t num_samples = 6000000000ull, first_sample = (1ull << 40) + 12345;
+    unsigned char idx[34 + 12 * 4 + 8 * 2] = "MMIDIDX";
     int beyond = 0;
     put_le(idx + 9, 1, 8);
     idx[17] = 8;
-    put_le(idx + 18, 2, 8);
+    put_le(idx + 18, 4, 8);
     put_le(idx + 26, 2, 8);
-    put_le(idx + 34, 2000000000, 4);
-    put_le(idx + 38, 1000000001, 4);
-    put_le(idx + 42, 0, 8);
-    put_le(idx + 50, 4000000000ull, 8);
-    put_le(idx + 66, 2, 8);
+    for (uint64_t i = 0; i < 4; i++) {
+        put_le(idx + 34 + 4 * i, i < 3 ? 2000000000 : 1, 4);
+        put_le(idx + 50 + 8 * i, i * 4000000000ull, 8);
+    }
+    put_le(idx + 90, 4, 8);
     scratch_write(scratch_path("big.idx"), idx, sizeof idx);
     scratch_write(scratch_path("big.bin"), "", 0);
-    assert_int_equal(truncate(scratch_path("big.bin"), (off_t)(2 * num_tokens)), 0);
+    assert_int_equal(truncate(scratch_path("big.bin"), (off_t)(2 * (num_samples + 1))), 0);
 
     tr_feed_options options = one_rank("big", 1, 16);
     options.first_sample = first_sample;
@@ -509,10 +508,10 @@ static void test_more_than_2_to_the_31_samples(void **state)
         char epoch[24];
         uint64_t n = first_sample + r;
         snprintf(epoch, sizeof epoch, "%d", (int)(n / num_samples));
-        uint64_t index =
-            tr_permute(tr_hash_key(7, "data order", epoch), num_samples, n % num_samples);
+        uint64_t key = tr_hash_key(7, "data order", epoch);
+        uint64_t index = tr_permute(key, num_samples, n % num_samples);
         assert_true(read_log[r] == index);
-        beyond += index > INT32_MAX;
+        beyond += index > UINT32_MAX;
     }
     assert_true(beyond > 0);
     tr_feed_close(feed);
@@ -532,10 +531,10 @@ int main(void)
         cmocka_unit_test(test_evaluation_counts_each_sample_once),
         cmocka_unit_test(test_a_short_evaluation_starts_again_at_the_first_sample),
         cmocka_unit_test(test_an_id_outside_the_vocabulary_is_refused_before_its_step),
-        cmocka_unit_test(test_a_slow_disk_does_not_stall_the_step),
         cmocka_unit_test(test_a_batch_holds_until_the_next_call),
+        cmocka_unit_test(test_a_slow_disk_does_not_stall_the_step),
         cmocka_unit_test(test_no_heap_after_open),
-        cmocka_unit_test(test_more_than_2_to_the_31_samples),
+        cmocka_unit_test(test_more_than_2_to_the_32_samples),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -150,13 +150,13 @@ static void test_any_cut_or_changed_byte_is_safe(void **state)
     scratch_write(scratch_path("d.bin"), vector_bin, sizeof vector_bin);
     for (size_t size = 0; size < sizeof vector_idx; size++) {
         scratch_write(scratch_path("d.idx"), vector_idx, size);
-        expect_refused("d", "expected");
+        expect_refused("d", size < 34 ? "expected at least the 34" : "expected");
     }
     unsigned char idx[sizeof vector_idx];
     memcpy(idx, vector_idx, sizeof idx);
     int accepted = 0;
     for (size_t at = 0; at < sizeof idx; at++) {
-        for (int value = 0; value < 256; value += 5) {
+        for (int value = 0; value < 256; value += 51) {
             idx[at] = (unsigned char)(vector_idx[at] ^ value);
             scratch_write(scratch_path("d.idx"), idx, sizeof idx);
             tr_token_file *file;
@@ -264,6 +264,21 @@ static void test_pointers_in_any_order_and_empty_sequences(void **state)
         assert_int_equal(document.num_tokens, lengths[document.index]);
     }
     tr_token_file_close(file);
+}
+
+static void test_documents_that_go_back_are_refused(void **state)
+{
+    (void)state;
+    static const uint64_t entries[] = {0, 2, 1, 3};
+    size_t size;
+    write_index("d.idx", 8, 3, (uint32_t[]){3, 2, 4}, (uint64_t[]){0, 6, 10});
+    scratch_write(scratch_path("d.bin"), vector_bin, sizeof vector_bin);
+    unsigned char *idx = scratch_read(scratch_path("d.idx"), &size);
+    for (int i = 0; i < 4; i++)
+        put_le(idx + 70 + 8 * i, entries[i], 8);
+    scratch_write(scratch_path("d.idx"), idx, size);
+    free(idx);
+    expect_refused("d", "offset 86: document entry 2 is 1, expected 2");
 }
 
 static void test_every_dtype(void **state)
@@ -438,6 +453,7 @@ int main(void)
         cmocka_unit_test(test_any_cut_or_changed_byte_is_safe),
         cmocka_unit_test(test_cut_or_missing_bin_is_refused),
         cmocka_unit_test(test_pointers_in_any_order_and_empty_sequences),
+        cmocka_unit_test(test_documents_that_go_back_are_refused),
         cmocka_unit_test(test_every_dtype),
         cmocka_unit_test(test_impossible_ids_are_refused),
         cmocka_unit_test(test_offsets_beyond_32_bits),
