@@ -131,12 +131,16 @@ TR_VEC_INLINE void add_vec(tr_dtype dtype, const void *src, int64_t src_begin, f
 
 TR_VEC_INLINE void backward_columns(tr_dtype dtype, const embedding *a, int64_t begin, int64_t end)
 {
-    enum { AHEAD = 8 }; /* rows of the table come from anywhere: ask for them early */
+    enum { AHEAD = 8 }; /* rows of both come from far apart: ask for them early */
     for (int64_t r = 0; r < a->R; r++) {
         int64_t ahead = r + AHEAD < a->R ? a->ids[r + AHEAD] - a->vocab_begin : -1;
         if (ahead >= 0 && ahead < a->V) {
             for (int64_t c = begin; c < end; c += 16)
                 __builtin_prefetch(a->gradient + ahead * a->H + c, 1);
+            const int64_t size = dtype == TR_F32 ? 4 : 2;
+            const char *dx = (const char *)a->dx + ((r + AHEAD) * a->H + begin) * size;
+            for (int64_t byte = 0; byte < (end - begin) * size; byte += 64)
+                __builtin_prefetch(dx + byte);
         }
         int64_t id = a->ids[r] - a->vocab_begin;
         if (id >= 0 && id < a->V)

@@ -6,7 +6,7 @@
 #include "kernels/cpu/cpu_rowwise.h"
 #include "kernels/cpu/cpu_vec.h"
 
-enum { COLUMN_VECS = 4, COLUMNS = 64, TREE_PIECE = 16384 };
+enum { COLUMN_VECS = 4, COLUMNS = 64, AHEAD = 12, TREE_PIECE = 16384 };
 
 typedef struct column_sums {
     tr_dtype dtype;
@@ -15,6 +15,18 @@ typedef struct column_sums {
     float *out;
     bool accumulate;
 } column_sums;
+
+/* Rows of few columns each lie too far apart for the processor to foresee. */
+TR_VEC_INLINE void prefetch_row(tr_dtype dtype, const column_sums *a, int64_t row, int64_t column,
+                                int count)
+{
+    const int64_t size = dtype == TR_F32 ? 4 : 2;
+    if (row >= a->R)
+        return;
+    const char *start = (const char *)a->dy + (row * a->N + column) * size;
+    for (int64_t byte = 0; byte < count * size; byte += 64)
+        __builtin_prefetch(start + byte);
+}
 
 /* The first `count` of COLUMN_VECS * TR_VEC_LANES columns from `column`. */
 TR_VEC_INLINE void sum_columns(tr_dtype dtype, const column_sums *a, int64_t column, int count)
@@ -28,6 +40,7 @@ TR_VEC_INLINE void sum_columns(tr_dtype dtype, const column_sums *a, int64_t col
             block[v] = tr_vec_zero();
         for (int64_t r = begin; r < end; r++) {
             int64_t at = r * a->N + column;
+            prefetch_row(dtype, a, r + AHEAD, column, count);
 #pragma GCC unroll 4
             for (int v = 0; v < COLUMN_VECS; v++) {
                 int left = count - v * TR_VEC_LANES;

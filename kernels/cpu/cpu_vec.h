@@ -164,15 +164,16 @@ TR_VEC_INLINE float tr_row_sum_get(const tr_row_sum *sum)
         }                                                                                          \
     } while (0)
 
-/* e^x within 2 units in the last place, by Cody and Waite's reduction and Cephes' polynomial (Moshier 1989): 0 below -104,
- * infinity above 88.73, NaN stays NaN, gradual underflow is kept. */
+/* e^x within 2 units in the last place, by Cody and Waite's reduction and Cephes' polynomial (Moshier 1989): 0 below -87.3,
+ * where results would be subnormal, infinity above 88.37; NaN stays NaN. */
 TR_VEC_INLINE tr_vec tr_vec_exp(tr_vec x)
 {
     const float shift =
         12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    x = tr_vec_min(tr_vec_set(89.0f), tr_vec_max(tr_vec_set(-104.0f), x));
+    tr_vec_int too_small = x < tr_vec_set(-87.3f);
+    x = tr_vec_min(tr_vec_set(89.0f), x);
     tr_vec t = tr_vec_fma(x, tr_vec_set(1.44269504088896341f), tr_vec_set(shift));
-    tr_vec_int n = (tr_vec_int)t - 0x4b400000;
+    tr_vec_int exponent = (tr_vec_int)t + (127 - 0x4b400000); /* 0x4b400000: the bits of shift */
     tr_vec whole = t - shift;
     tr_vec r = tr_vec_fma(whole, tr_vec_set(-0.693359375f), x); /* exact: 9 bits times 8 bits */
     r = tr_vec_fma(whole, tr_vec_set(2.12194440e-4f), r);
@@ -183,10 +184,7 @@ TR_VEC_INLINE tr_vec tr_vec_exp(tr_vec x)
     p = tr_vec_fma(p, r, tr_vec_set(1.6666665459e-1f));
     p = tr_vec_fma(p, r, tr_vec_set(5.0000001201e-1f));
     p = tr_vec_fma(p, r * r, r) + 1.0f;
-    tr_vec_int half = n >> 1; /* 2^n in two factors, since n reaches -150 and 128 */
-    tr_vec first = (tr_vec)((half + 127) << 23);
-    tr_vec second = (tr_vec)((n - half + 127) << 23);
-    return p * first * second;
+    return (tr_vec)((tr_vec_int)(p * (tr_vec)(exponent << 23)) & ~too_small);
 }
 
 /* 1 / (1 + e^-x); NaN stays NaN. Finite and positive for every finite x. */
