@@ -2,14 +2,16 @@
  * result is compared bit for bit with a reference made here.
  *
  * Parts: `all`: each operation with all kinds of sizes; a storm of many operations in flight on the overlapping groups of a mesh, completed
- * in a random order by delayed ranks, sources poisoned once complete; the byte counters. `two_nodes`: the same where the launcher says so.
+ * in a random order by delayed ranks, sources poisoned once complete; the byte counters; foreign sources. `two_nodes`: the same where the launcher says so.
  * `trouble`: deadlines and who is named, sizes that differ, the idle callback. `fallback`: no shared memory to be had.
  * Exits 1 at the first difference. */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <mpi.h>
@@ -499,6 +501,36 @@ static void test_bytes(void)
     setting_close(&s);
 }
 
+/* A source outside of communication memory ends the program, on every transport: seen from outside a forked copy. */
+static void test_foreign_source(void)
+{
+    setting s;
+    setting_open(&s, 60);
+    static float source[64], dst[64 * MAX_RANKS];
+    int64_t counts[MAX_RANKS] = {4};
+    fflush(NULL);
+    for (int k = 0; k < 3; k++) {
+        pid_t child = fork();
+        if (child == 0) {
+            tr_event event = {0};
+            close(STDERR_FILENO);
+            if (k == 0)
+                (void)tr_group_all_gather(s.groups[0].group, source, counts, 4, dst, &event);
+            if (k == 1)
+                (void)tr_group_all_reduce(s.groups[0].group, source, dst, 64, &event);
+            if (k == 2) /* the last bytes lie outside */
+                (void)tr_group_reduce_scatter(s.groups[0].group, s.memory + COMM_BYTES / 4 - 3,
+                                              counts, dst, &event);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        bool refused = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+        CHECK(refused || (k == 0 && my_rank > 0)); /* those send nothing */
+    }
+    setting_close(&s);
+}
+
 static void expect_late(tr_status status, const char *operation, const char *who)
 {
     CHECK(status == TR_ERR_TIMEOUT);
@@ -646,6 +678,7 @@ static void run_part(const char *part)
         for (uint64_t seed = 1; seed <= 2; seed++)
             test_storm(seed);
         test_bytes();
+        test_foreign_source();
     } else if (strcmp(part, "two_nodes") == 0) {
         test_transport_names(2);
         test_operations();
@@ -664,7 +697,6 @@ static void run_part(const char *part)
 
 int main(int argc, char **argv)
 {
-    setenv("UCX_LOG_LEVEL", "error", 1); /* messages left over by the part `trouble` are meant */
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
