@@ -1,0 +1,319 @@
+#include "io/dir_commit.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "io/file_commit.h"
+#include "io/manifest.h"
+
+#define TEMP_SUFFIX ".tmp"
+
+void tr_step_name(int64_t step, char name[TR_STEP_NAME])
+{
+    snprintf(name, TR_STEP_NAME, "step-%08" PRId64, step);
+}
+
+bool tr_step_from_name(const char *name, int64_t *step)
+{
+    char exact[TR_STEP_NAME];
+    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9')
+        return false;
+    errno = 0;
+    long long value = strtoll(name + 5, NULL, 10);
+    if (errno != 0)
+        return false;
+    tr_step_name(value, exact);
+    if (strcmp(name, exact) != 0)
+        return false;
+    *step = value;
+    return true;
+}
+
+char *tr_step_path(const char *dir, int64_t step)
+{
+    char name[TR_STEP_NAME];
+    tr_step_name(step, name);
+    return tr_format("%s/%s", dir, name);
+}
+
+char *tr_step_temp_path(const char *dir, int64_t step)
+{
+    char name[TR_STEP_NAME];
+    tr_step_name(step, name);
+    return tr_format("%s/%s" TEMP_SUFFIX, dir, name);
+}
+
+/* ---- removing ---- */
+
+static bool is_ours(const char *name)
+{
+    return strcmp(name, TR_MANIFEST_FILE_NAME) == 0 || tr_manifest_is_file_name(name);
+}
+
+static bool is_dot(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* Calls unlink on our files (remove) or only looks. *foreign: something else is there too. */
+static tr_status folder_walk(const char *path, bool remove, bool *foreign)
+{
+    DIR *dir = opendir(path);
+    if (dir == NULL)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot open the folder", path);
+    const struct dirent *entry;
+    tr_status status = TR_OK;
+    *foreign = false;
+    while ((entry = readdir(dir)) != NULL) {
+        if (is_dot(entry->d_name))
+            continue;
+        if (!is_ours(entry->d_name))
+            *foreign = true;
+        else if (remove && unlinkat(dirfd(dir), entry->d_name, 0) != 0 && errno != ENOENT)
+            status = tr_fail_errno(TR_ERR_IO, errno, "%s/%s: cannot remove the file", path,
+                                   entry->d_name);
+    }
+    closedir(dir);
+    return status;
+}
+
+/* A temporary folder, unless it holds a file that is not ours. One that is not there is fine. */
+static tr_status temp_remove(const char *path)
+{
+    bool foreign;
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        return TR_OK;
+    TR_TRY(folder_walk(path, false, &foreign));
+    if (foreign)
+        return tr_fail(TR_ERR_IO, "%s: not removed, it holds files that are not trine's", path);
+    TR_TRY(folder_walk(path, true, &foreign));
+    if (rmdir(path) != 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot remove the folder", path);
+    return TR_OK;
+}
+
+/* First out of sight under the temporary name: a half removed folder is never taken for a
+ * checkpoint. */
+static tr_status step_remove(const char *dir, int64_t step)
+{
+    char *path = tr_step_path(dir, step), *temp = tr_step_temp_path(dir, step);
+    bool foreign = false;
+    tr_status status = folder_walk(path, false, &foreign);
+    if (status == TR_OK && !foreign) {
+        status = temp_remove(temp);
+        if (status == TR_OK && rename(path, temp) != 0)
+            status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot rename to %s", path, temp);
+        if (status == TR_OK)
+            status = temp_remove(temp);
+    }
+    tr_free(temp);
+    tr_free(path);
+    return status;
+}
+
+/* ---- writing ---- */
+
+/* Makes a folder and its missing parents. */
+static tr_status folders_make(const char *path)
+{
+    char *text = tr_strdup(path);
+    tr_status status = TR_OK;
+    for (char *at = text + 1; status == TR_OK; at++) {
+        if (*at != '/' && *at != '\0')
+            continue;
+        char kept = *at;
+        *at = '\0';
+        if (mkdir(text, 0777) != 0 && errno != EEXIST)
+            status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot make the folder", text);
+        *at = kept;
+        if (kept == '\0')
+            break;
+    }
+    tr_free(text);
+    return status;
+}
+
+tr_status tr_dir_commit_begin(const char *dir, int64_t step)
+{
+    char *temp = tr_step_temp_path(dir, step);
+    tr_status status = folders_make(dir);
+    if (status == TR_OK)
+        status = temp_remove(temp);
+    if (status == TR_OK && mkdir(temp, 0777) != 0)
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot make the folder", temp);
+    tr_free(temp);
+    return status;
+}
+
+void tr_dir_commit_abort(const char *dir, int64_t step)
+{
+    char *temp = tr_step_temp_path(dir, step);
+    bool foreign;
+    if (folder_walk(temp, true, &foreign) == TR_OK)
+        rmdir(temp);
+    tr_free(temp);
+}
+
+static tr_status latest_move(const char *dir, int64_t step)
+{
+    char name[TR_STEP_NAME + 1];
+    tr_step_name(step, name);
+    strcat(name, "\n");
+    char *path = tr_format("%s/latest", dir), *temp = tr_format("%s/latest.tmp", dir);
+    tr_status status = TR_OK;
+    int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", temp);
+    } else {
+        status = tr_file_write_all(fd, name, strlen(name), temp);
+        if (status == TR_OK) {
+            status = tr_file_commit(fd, temp, path);
+        } else {
+            close(fd);
+            unlink(temp);
+        }
+    }
+    tr_free(temp);
+    tr_free(path);
+    return status;
+}
+
+/* Moves the temporary folder to its name. An older checkpoint of the step lands under the temporary
+ * name, and is removed. */
+static tr_status folder_move(const char *temp, const char *path)
+{
+    if (rename(temp, path) == 0)
+        return TR_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot rename to %s", temp, path);
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) != 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot take the place of %s", temp, path);
+    temp_remove(temp); /* what stays is seen as temporary, and removed with the next checkpoint */
+    return TR_OK;
+}
+
+tr_status tr_dir_commit_finish(const char *dir, int64_t step)
+{
+    char *temp = tr_step_temp_path(dir, step), *path = tr_step_path(dir, step);
+    char *inside = tr_format("%s/" TR_MANIFEST_FILE_NAME, temp);
+    tr_status status = tr_file_sync_folder(inside);
+    if (status == TR_OK)
+        status = folder_move(temp, path);
+    if (status == TR_OK)
+        status = tr_file_sync_folder(path);
+    if (status == TR_OK)
+        status = latest_move(dir, step);
+    tr_free(inside);
+    tr_free(path);
+    tr_free(temp);
+    return status;
+}
+
+/* ---- finding ---- */
+
+static int by_step(const void *a, const void *b)
+{
+    const tr_step_entry *x = a, *y = b;
+    if (x->step != y->step)
+        return x->step < y->step ? -1 : 1;
+    return (int)x->is_temp - (int)y->is_temp;
+}
+
+/* True for an exact name of a folder, temporary or not. */
+static bool entry_parse(int dir_fd, const char *name, tr_step_entry *entry)
+{
+    char text[TR_STEP_NAME + sizeof TEMP_SUFFIX];
+    size_t length = strlen(name), suffix = strlen(TEMP_SUFFIX);
+    struct stat about;
+    if (length >= sizeof text)
+        return false;
+    strcpy(text, name);
+    *entry = (tr_step_entry){0};
+    if (length > suffix && strcmp(text + length - suffix, TEMP_SUFFIX) == 0) {
+        entry->is_temp = true;
+        text[length - suffix] = '\0';
+    }
+    if (!tr_step_from_name(text, &entry->step) || fstatat(dir_fd, name, &about, 0) != 0 ||
+        !S_ISDIR(about.st_mode))
+        return false;
+    char *manifest = tr_format("%s/" TR_MANIFEST_FILE_NAME, name);
+    entry->has_manifest = faccessat(dir_fd, manifest, F_OK, 0) == 0;
+    tr_free(manifest);
+    return true;
+}
+
+tr_status tr_step_list_read(tr_step_list *list, const char *path)
+{
+    *list = (tr_step_list){0};
+    DIR *dir = opendir(path);
+    if (dir == NULL && errno == ENOENT)
+        return TR_OK;
+    if (dir == NULL)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot open the folder of checkpoints", path);
+    const struct dirent *item;
+    while ((item = readdir(dir)) != NULL) {
+        tr_step_entry entry;
+        if (!entry_parse(dirfd(dir), item->d_name, &entry))
+            continue;
+        list->entries = tr_realloc(list->entries, (size_t)list->num_entries + 1, sizeof entry);
+        list->entries[list->num_entries++] = entry;
+    }
+    closedir(dir);
+    if (list->num_entries > 1)
+        qsort(list->entries, (size_t)list->num_entries, sizeof list->entries[0], by_step);
+    return TR_OK;
+}
+
+void tr_step_list_clear(tr_step_list *list)
+{
+    tr_free(list->entries);
+    *list = (tr_step_list){0};
+}
+
+bool tr_dir_latest_read(const char *dir, int64_t *step)
+{
+    char text[TR_STEP_NAME + 2] = "";
+    char *path = tr_format("%s/latest", dir);
+    FILE *file = fopen(path, "re");
+    tr_free(path);
+    if (file == NULL)
+        return false;
+    size_t size = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[size] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    return tr_step_from_name(text, step);
+}
+
+tr_status tr_dir_prune(const char *dir, int64_t keep, int64_t newest)
+{
+    tr_step_list list;
+    tr_status first = TR_OK;
+    int64_t count = 0;
+    TR_TRY(tr_step_list_read(&list, dir));
+    for (int i = 0; i < list.num_entries; i++)
+        count += !list.entries[i].is_temp && list.entries[i].has_manifest;
+    for (int i = 0; i < list.num_entries; i++) {
+        const tr_step_entry *entry = &list.entries[i];
+        tr_status status = TR_OK;
+        if (entry->is_temp) {
+            char *temp = tr_step_temp_path(dir, entry->step);
+            status = temp_remove(temp);
+            tr_free(temp);
+        } else if (keep > 0 && count > keep && entry->has_manifest && entry->step != newest) {
+            status = step_remove(dir, entry->step);
+            count--;
+        }
+        first = first == TR_OK ? status : first;
+    }
+    tr_step_list_clear(&list);
+    return first;
+}

@@ -1,0 +1,47 @@
+/* Writing a shard: one rank's boxes of global tensors in one file (docs/checkpoint-format.md).
+ *
+ * The file is written in place, front to back, and flushed; that it appears whole or not at all is
+ * the business of the folder around it (io/dir_commit.h). Working memory is a few chunks, whatever
+ * the size of the state. Any thread may call this, on different paths at once. */
+#ifndef TR_IO_SHARD_WRITE_H
+#define TR_IO_SHARD_WRITE_H
+
+#include <stdint.h>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "memory/box.h"
+
+/* What of a tensor a box holds; the numbers stand in files. */
+typedef enum tr_shard_kind { TR_SHARD_MASTER, TR_SHARD_M, TR_SHARD_V } tr_shard_kind;
+enum { TR_SHARD_NUM_KINDS = 3 };
+const char *tr_shard_kind_name(tr_shard_kind kind); /* "master", "m", "v" */
+
+enum { TR_SHARD_CODEC_RAW, TR_SHARD_CODEC_PLANES, TR_SHARD_NUM_CODECS };
+enum {
+    TR_SHARD_CHUNK_DEFAULT = 4 << 20, /* raw bytes of a chunk */
+    TR_SHARD_CHUNK_MOST = 64 << 20
+};
+
+/* One box to be written; empty ones are not allowed. */
+typedef struct tr_shard_part {
+    int tensor; /* row of the manifest's parameter table */
+    tr_shard_kind kind;
+    tr_box box;          /* 1 or 2 dimensions, global coordinates */
+    const float *values; /* the box's buffer: row-major without gaps */
+} tr_shard_part;
+
+typedef struct tr_shard_summary {
+    int64_t bytes;     /* of the file */
+    int64_t raw_bytes; /* of the values */
+    tr_hash128 hash;   /* of all bytes of the file */
+    tr_hash128
+        table_hash; /* of header, tables and trailer: ties the chunks' hashes to the manifest */
+} tr_shard_summary;
+
+/* level: 0 stores raw, 1 to 19 is zstd's. chunk_bytes: a multiple of 4 up to TR_SHARD_CHUNK_MOST.
+ * TR_ERR_IO with the path and the reason; the file is removed then. */
+tr_status tr_shard_write(const char *path, const tr_shard_part *parts, int num_parts, int level,
+                         int chunk_bytes, tr_shard_summary *summary);
+
+#endif

@@ -1,0 +1,211 @@
+/* The folder of checkpoints: exact names, whole or not at all, room made in numeric order, nothing
+ * of the user's touched. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "io/dir_commit.h"
+#include "tests/unit/io/checkpoint_fixture.h"
+#include "tests/unit/io/io_scratch.h"
+
+static char top[64], dir[128];
+
+static int setup(void **state)
+{
+    (void)state;
+    fixture_folder_make(top);
+    snprintf(dir, sizeof dir, "%s/runs/a/checkpoints", top);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    fixture_folder_remove(top);
+    return 0;
+}
+
+static const char *in_dir(const char *name)
+{
+    static char paths[4][512];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
+    return path;
+}
+
+static void file_make(const char *path, const char *text)
+{
+    scratch_write(path, text, strlen(text));
+}
+
+/* A checkpoint with `text` in its shard; finished or left as a killed run would. */
+static void save(int64_t step, const char *text, bool finish)
+{
+    char name[64];
+    assert_int_equal(tr_dir_commit_begin(dir, step), TR_OK);
+    snprintf(name, sizeof name, "step-%08d.tmp/shard-00000.bin", (int)step);
+    file_make(in_dir(name), text);
+    snprintf(name, sizeof name, "step-%08d.tmp/manifest.json", (int)step);
+    file_make(in_dir(name), "{}\n");
+    if (finish)
+        assert_int_equal(tr_dir_commit_finish(dir, step), TR_OK);
+}
+
+static void expect_steps(const char *expected)
+{
+    char text[256] = "";
+    tr_step_list list;
+    assert_int_equal(tr_step_list_read(&list, dir), TR_OK);
+    for (int i = 0; i < list.num_entries; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d%s%s", i > 0 ? " " : "",
+                 (int)list.entries[i].step, list.entries[i].is_temp ? "t" : "",
+                 list.entries[i].has_manifest ? "" : "-");
+    tr_step_list_clear(&list);
+    assert_string_equal(text, expected);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    char name[TR_STEP_NAME];
+    int64_t step = -1;
+    tr_step_name(1000, name);
+    assert_string_equal(name, "step-00001000");
+    tr_step_name(123456789, name);
+    assert_string_equal(name, "step-123456789");
+    assert_true(tr_step_from_name("step-00000000", &step) && step == 0);
+    assert_true(tr_step_from_name("step-123456789", &step) && step == 123456789);
+    static const char *const others[] = {
+        "step-100",
+        "step-00000004.bak",
+        "old-step-00000006",
+        "step-abc",
+        "step-000001000",
+        "step-",
+        "step--0000001",
+        "step- 0000001",
+        "step-00001000 ",
+        "step-0x000001",
+        "",
+        "step-99999999999999999999",
+        "step-00000004.tmp",
+    };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        assert_false(tr_step_from_name(others[i], &step));
+}
+
+static void test_a_checkpoint_appears_whole(void **state)
+{
+    (void)state;
+    int64_t step;
+    expect_steps(""); /* no folder yet */
+    assert_false(tr_dir_latest_read(dir, &step));
+    save(3, "three", false);
+    expect_steps("3t");
+    assert_false(tr_dir_latest_read(dir, &step));
+    assert_int_equal(tr_dir_commit_finish(dir, 3), TR_OK);
+    expect_steps("3");
+    assert_true(tr_dir_latest_read(dir, &step) && step == 3);
+    assert_false(scratch_exists(in_dir("latest.tmp")));
+
+    save(4, "four", false);
+    assert_true(tr_dir_latest_read(dir, &step) && step == 3);
+    tr_dir_commit_abort(dir, 4);
+    expect_steps("3");
+
+    /* What a killed run left is replaced by the next try, and an older save of the step too. */
+    save(4, "left over", false);
+    file_make(in_dir("step-00000004.tmp/shard-00009.bin"), "left over");
+    save(4, "four", true);
+    save(4, "four again", true);
+    expect_steps("3 4");
+    assert_false(scratch_exists(in_dir("step-00000004/shard-00009.bin")));
+    unsigned char *bytes = scratch_read(in_dir("step-00000004/shard-00000.bin"), NULL);
+    assert_string_equal((const char *)bytes, "four again");
+    free(bytes);
+    assert_true(tr_dir_latest_read(dir, &step) && step == 4);
+}
+
+static void test_latest_with_another_text_is_no_name(void **state)
+{
+    (void)state;
+    int64_t step;
+    static const char *const texts[] = {"", "../step-00000001", "step-1",
+                                        "step-00000003\nmore text",
+                                        "step-00000003 and a long text behind the name of it"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        file_make(in_dir("latest"), texts[i]);
+        assert_int_equal(tr_dir_latest_read(dir, &step), i == 3);
+    }
+}
+
+static void test_room_is_made_in_numeric_order(void **state)
+{
+    (void)state;
+    for (int step = 8; step <= 11; step++)
+        save(step, "x", true);
+    expect_steps("3 4 8 9 10 11");
+    assert_int_equal(tr_dir_prune(dir, 0, 11), TR_OK);
+    expect_steps("3 4 8 9 10 11");
+    assert_int_equal(tr_dir_prune(dir, 2, 11), TR_OK);
+    expect_steps("10 11");
+    /* After a step back the newest is not the highest number: it stays. */
+    save(5, "x", true);
+    assert_int_equal(tr_dir_prune(dir, 2, 5), TR_OK);
+    expect_steps("5 11");
+}
+
+static void test_foreign_entries_stay(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {"step-00000004.bak", "old-step-00000006", "step-abc",
+                                          "step-9", "step-00000002"};
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
+        assert_int_equal(mkdir(in_dir(folders[i]), 0777), 0);
+    file_make(in_dir("step-00000008"), "a file");
+    file_make(in_dir("step-00000009.tmp"), "a file");
+    file_make(in_dir("notes.txt"), "mine");
+    save(20, "x", false); /* of a killed run */
+    save(12, "x", true);
+    file_make(in_dir("step-00000011/notes.txt"), "mine");
+    expect_steps("2- 5 11 12 20t");
+    assert_int_equal(tr_dir_prune(dir, 1, 12), TR_OK);
+    expect_steps("2- 11 12");
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
+        assert_true(scratch_exists(in_dir(folders[i])));
+    assert_true(scratch_exists(in_dir("step-00000008")));
+    assert_true(scratch_exists(in_dir("step-00000009.tmp")));
+    assert_true(scratch_exists(in_dir("notes.txt")));
+    assert_true(scratch_exists(in_dir("step-00000011/notes.txt")));
+    assert_true(scratch_exists(in_dir("step-00000011/shard-00000.bin")));
+}
+
+static void test_a_folder_that_cannot_be_made_is_named(void **state)
+{
+    (void)state;
+    char path[192];
+    snprintf(path, sizeof path, "%s/notes.txt/checkpoints", dir);
+    assert_int_equal(tr_dir_commit_begin(path, 1), TR_ERR_IO);
+    assert_non_null(strstr(tr_error_message(), "notes.txt"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_a_checkpoint_appears_whole),
+        cmocka_unit_test(test_latest_with_another_text_is_no_name),
+        cmocka_unit_test(test_room_is_made_in_numeric_order),
+        cmocka_unit_test(test_foreign_entries_stay),
+        cmocka_unit_test(test_a_folder_that_cannot_be_made_is_named),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
