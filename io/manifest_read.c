@@ -244,7 +244,7 @@ static tr_status document_parse(const reader *r, const json_t *root)
     const char *format = json_string_value(json_object_get(root, KEY_FORMAT));
     if (format == NULL || strcmp(format, FORMAT_NAME) != 0)
         return refuse(r, KEY_FORMAT, "\"" FORMAT_NAME "\"");
-    int64_t version;
+    int64_t version = 0;
     TR_TRY(get_int(r, root, KEY_VERSION, &version));
     if (version != TR_MANIFEST_VERSION)
         return tr_fail(TR_ERR_CHECKPOINT,
