@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "parallel/schedule.h"
+#include "parallel/schedule_int.h"
 
 static tr_schedule *create(tr_schedule_kind kind, int num_stages, int num_virtual,
                            int num_microbatches)
@@ -136,6 +137,40 @@ static void interleaved_activations_do_not_grow_with_microbatches(void **state)
         }
 }
 
+/* Rank 1 uses the activations in the opposite order: its receives must all stand in front of its first forward, in the order of the sends. */
+static void receives_keep_the_order_of_the_sends(void **state)
+{
+    (void)state;
+    int slots[2] = {0}, send_buffers[2] = {0}, grad_buffers[2] = {0};
+    tr_action_list lists[2] = {{.actions = TR_NEW_ARRAY(tr_action, 3)},
+                               {.actions = TR_NEW_ARRAY(tr_action, 3)}};
+    tr_schedule schedule = {.kind = TR_SCHEDULE_FORWARD_ONLY,
+                            .num_stages = 2,
+                            .num_virtual = 1,
+                            .num_microbatches = 3,
+                            .num_slots = slots,
+                            .num_send_buffers = send_buffers,
+                            .num_grad_buffers = grad_buffers};
+    schedule.ranks = TR_NEW_ARRAY(tr_action_list, 2);
+    memcpy(schedule.ranks, lists, sizeof lists);
+    for (int m = 0; m < 3; m++) {
+        tr_schedule_add_forward(&schedule, 0, 0, m);
+        tr_schedule_add_forward(&schedule, 1, 1, 2 - m);
+    }
+    tr_schedule_place(&schedule);
+    if (tr_schedule_check(&schedule) != TR_OK)
+        fail_msg("%s", tr_error_message());
+    assert_int_equal(schedule.num_slots[1], 3);
+    for (int m = 0; m < 3; m++) {
+        assert_int_equal(schedule.ranks[1].actions[m].kind, TR_ACTION_RECV_FORWARD);
+        assert_int_equal(schedule.ranks[1].actions[m].microbatch, m);
+        assert_int_equal(schedule.ranks[1].actions[3 + m].microbatch, 2 - m);
+    }
+    for (int r = 0; r < 2; r++)
+        tr_free(schedule.ranks[r].actions);
+    tr_free(schedule.ranks);
+}
+
 static void assert_refused(tr_schedule_kind kind, int num_stages, int num_virtual,
                            int num_microbatches, const char *part)
 {
@@ -170,6 +205,7 @@ int main(void)
         cmocka_unit_test(all_numbers_make_valid_schedules),
         cmocka_unit_test(live_activations_follow_the_kind),
         cmocka_unit_test(interleaved_activations_do_not_grow_with_microbatches),
+        cmocka_unit_test(receives_keep_the_order_of_the_sends),
         cmocka_unit_test(refusals_name_what_is_allowed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

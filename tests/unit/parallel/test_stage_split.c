@@ -80,8 +80,8 @@ static void ties_help_slow_ranks_then_early_ones(void **state)
     (void)state;
     assert_split(10, 4, 1, 0.1, 0.3, (const int[]){2, 3, 3, 2});
     assert_split(10, 4, 1, 0, 0, (const int[]){2, 2, 3, 3});
-    /* Chunks 1 and 3 share a rank: the second spare layer goes to the other one. */
-    assert_split(6, 2, 2, 0, 0, (const int[]){1, 1, 2, 2});
+    /* Chunks 1 and 3, with the head, share a rank: both spare layers go to the other one. */
+    assert_split(6, 2, 2, 0, 2, (const int[]){2, 1, 2, 1});
     assert_split(5, 4, 1, 0, 0, (const int[]){1, 1, 1, 2});
     assert_split(4, 4, 1, 0, 9, (const int[]){1, 1, 1, 1});
 }
