@@ -152,7 +152,7 @@ static tr_status event_take(reader *rd, const yaml_event_t *event)
 {
     switch (event->type) {
     case YAML_SCALAR_EVENT:
-        /* A file of comments only is an empty scalar at the root. */
+        /* A document with nothing behind its --- is an empty scalar at the root. */
         if (rd->depth == 0 && event->data.scalar.length == 0)
             return TR_OK;
         return scalar_event(rd, event);

@@ -83,8 +83,8 @@ static void test_ranks(void **state)
             "mpiexec -n 4 or -n 8", "parallel.tensor = 1", "parallel.pipeline = 1 or 3");
     refuses("parallel.tensor=2", 1, "1 rank (started without mpiexec?)", "multiple of 2",
             "mpiexec -n 2", "parallel.tensor = 1");
-    refuses("parallel.tensor=3", 8, "8 ranks", "multiple of 3", "mpiexec -n 6 or -n 9",
-            "parallel.tensor = 2 or 4");
+    refuses("parallel.tensor=3 model.kv_heads=2", 8, "8 ranks", "multiple of 3",
+            "mpiexec -n 6 or -n 9", "parallel.tensor = 2 or 4");
     refuses("parallel.data=2 parallel.tensor=2", 6, "6 ranks", "= 4 ranks", "mpiexec -n 4",
             "parallel.data = 3");
     accepts("parallel.data=2 parallel.tensor=2", 4);
@@ -124,6 +124,10 @@ static void test_reduction_tree(void **state)
         assert_int_equal(warned, cases[i].warned);
         tr_config_clear(&cfg);
     }
+    /* A multiple is not enough: 24 / 8 is no power of two. */
+    resolves(&cfg, "train.reduction_leaves=24", 8);
+    assert_int_equal(cfg.derived.leaves, 8);
+    tr_config_clear(&cfg);
 }
 
 static void test_model_sizes(void **state)
@@ -151,7 +155,8 @@ static void test_training_numbers(void **state)
     accepts("train.loss_scale=1024 train.precision=fp16", 1);
     refuses("train.eval_every=10", 1, "train.eval_every (command line) = 10", "data.valid");
     accepts("train.eval_every=10 data.valid=v", 1);
-    refuses("train.steps=1000000000000 train.global_batch=1000000000 train.seq_len=16777216", 1,
+    refuses("train.steps=1000000000000 train.global_batch=1000000000", 1, "2^63");
+    refuses("train.steps=1000000000000 train.global_batch=1000000 train.seq_len=16777216", 1,
             "2^63");
 }
 

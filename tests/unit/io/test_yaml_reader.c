@@ -78,6 +78,9 @@ static void test_empty_text(void **state)
     read_ok(&yaml, "# only a comment\n");
     assert_int_equal(yaml.num_items, 0);
     tr_yaml_clear(&yaml);
+    read_ok(&yaml, "---\n");
+    assert_int_equal(yaml.num_items, 0);
+    tr_yaml_clear(&yaml);
 }
 
 static void test_refusals(void **state)
