@@ -1,7 +1,6 @@
 /* trine VERB ...: finds the verb, runs it, says what failed, exits. */
 #include "engine/cli/cli.h"
 
-#include <dnnl.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 
 #include "base/log.h"
 #include "engine/config/nearest.h"
+#include "kernels/device.h"
 
 static const tr_verb *const verbs[] = {
     &tr_verb_config,
@@ -57,7 +57,6 @@ static void print_help(void)
 
 static void print_version(void)
 {
-    const dnnl_version_t *dnnl = dnnl_version();
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
     int length, major, minor, patch;
     MPI_Get_library_version(mpi, &length);
@@ -67,7 +66,7 @@ static void print_version(void)
             *at = ' ';
     yaml_get_version(&major, &minor, &patch);
     printf("trine %s\n", TRINE_VERSION);
-    printf("oneDNN %d.%d.%d\n", dnnl->major, dnnl->minor, dnnl->patch);
+    printf("device %s\n", tr_cpu_device_numerics());
     printf("MPI %s\n", mpi);
     printf("zstd %s\n", ZSTD_versionString());
     printf("libyaml %d.%d.%d\n", major, minor, patch);

@@ -37,7 +37,7 @@ expect 0 '^usage: trine config' config --help
 expect 0 '^usage: trine config' config configs/tiny-g.yaml --help
 expect 0 '^usage: trine config' help config
 expect 0 '^trine [0-9]' --version
-expect 0 '^oneDNN [0-9]' --version
+expect 0 '^device cpu .* oneDNN [0-9]' --version
 expect 0 '^MPI ' --version
 expect 0 '^zstd [0-9]' --version
 expect 2 'needs a verb'
