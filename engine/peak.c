@@ -18,6 +18,12 @@ int tr_peak_num_cores(void)
     return cores > 0 ? (int)cores : 1;
 }
 
+int tr_peak_threads(int64_t asked, int local_ranks)
+{
+    int threads = asked > 0 ? (int)asked : tr_peak_num_cores() / local_ranks;
+    return threads > 0 ? threads : 1;
+}
+
 /* The cache folder, made when asked. */
 static bool cache_path(tr_dtype dtype, bool make, char *path, size_t bytes)
 {

@@ -1,0 +1,121 @@
+/* trine plan: bytes, batch arithmetic and pipeline of a run, without running it. No MPI, no allocation of what it counts. */
+#include "engine/cli/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "engine/model/params.h"
+#include "engine/peak.h"
+#include "engine/plan.h"
+
+static const char usage[] =
+    "usage: trine plan [--ranks N] [--schedule] CONFIG [section.key=value ...]\n"
+    "\n"
+    "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal bytes share\n"
+    "a line), and the idle share of the pipeline schedule with costs counted in FLOPs.\n"
+    "\n"
+    "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
+    "  --schedule   also print the schedule, one line per stage: chunk, action, microbatch\n";
+
+static bool same_bytes(const tr_plan_rank *a, const tr_plan_rank *b)
+{
+    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
+{
+    int largest = 0;
+    printf("bytes per rank\n%-11s", "ranks");
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        printf(" %15s", tr_mem_category_name((tr_mem_category)c));
+    printf(" %15s\n", "total");
+    for (int r = 0; r < num_ranks;) {
+        int end = r + 1;
+        char label[32];
+        while (end < num_ranks && same_bytes(&ranks[r], &ranks[end]))
+            end++;
+        if (end == r + 1)
+            snprintf(label, sizeof label, "%d", r);
+        else
+            snprintf(label, sizeof label, "%d-%d", r, end - 1);
+        printf("%-11s", label);
+        for (int c = 0; c < TR_MEM_NUM; c++)
+            printf(" %15zu", ranks[r].bytes[c]);
+        printf(" %15zu\n", ranks[r].total);
+        if (ranks[r].total > ranks[largest].total)
+            largest = r;
+        r = end;
+    }
+    printf("largest rank %d (data %d, tensor %d, pipeline %d): %zu bytes\n", largest,
+           ranks[largest].data, ranks[largest].tensor, ranks[largest].pipeline,
+           ranks[largest].total);
+}
+
+static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
+{
+    tr_plan_pipeline plan;
+    TR_TRY(tr_plan_pipeline_count(cfg, &plan));
+    for (int c = 0; c < cfg->derived.num_chunks; c++)
+        printf("chunk %d: stage %d, %lld layers, forward %.4g GFLOP per microbatch, at most %d "
+               "microbatches live\n",
+               c, c % (int)cfg->parallel.pipeline, (long long)cfg->derived.chunk_layers[c],
+               plan.chunk_flops[c] * 1e-9, plan.peak_live[c]);
+    printf("pipeline idle share %.2f %% (slowest stage %.3f of the mean)\n",
+           plan.idle_share * 100, plan.slowest_share);
+    if (with_schedule)
+        printf("%s", plan.text);
+    tr_free(plan.chunk_flops);
+    tr_free(plan.peak_live);
+    tr_free(plan.text);
+    return TR_OK;
+}
+
+static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_schedule)
+{
+    int num_ranks = (int)cfg->derived.num_ranks;
+    tr_param_table table;
+    tr_param_table_init(&table, cfg);
+    printf("%lld parameters, %.4g GFLOP per token; %d ranks = data %lld x tensor %lld x pipeline "
+           "%lld\n",
+           (long long)table.num_elements, tr_model_flops_per_token(cfg) * 1e-9, num_ranks,
+           (long long)cfg->parallel.data, (long long)cfg->parallel.tensor,
+           (long long)cfg->parallel.pipeline);
+    tr_param_table_clear(&table);
+    char *batch = tr_config_batch_text(cfg);
+    puts(batch);
+    tr_free(batch);
+    tr_plan_rank *ranks = TR_NEW_ARRAY(tr_plan_rank, (size_t)num_ranks);
+    tr_status status = tr_plan_count(cfg, device, ranks);
+    if (status == TR_OK)
+        bytes_print(ranks, num_ranks);
+    tr_free(ranks);
+    return status == TR_OK ? pipeline_print(cfg, with_schedule) : status;
+}
+
+static tr_status run(int argc, char **argv)
+{
+    int64_t num_ranks = 0;
+    tr_config cfg;
+    tr_device *device;
+    bool with_schedule = tr_cli_flag(&argc, argv, "--schedule");
+    TR_TRY(tr_cli_int(&argc, argv, "--ranks", 1, 1 << 20, &num_ranks));
+    TR_TRY(tr_cli_words(argc, argv, 1, -1));
+    TR_TRY(tr_cli_config(&cfg, argc, argv, false, num_ranks));
+    tr_cli_config_warn(&cfg);
+    tr_status status = tr_cpu_device_create(
+        &device, tr_peak_threads(cfg.device.threads, (int)cfg.derived.num_ranks));
+    if (status == TR_OK) {
+        status = print_all(&cfg, device, with_schedule);
+        tr_device_destroy(device);
+    }
+    tr_config_clear(&cfg);
+    return status;
+}
+
+const tr_verb tr_verb_plan = {
+    .name = "plan",
+    .summary = "bytes per rank, batch arithmetic and pipeline of a run, without running it",
+    .usage = usage,
+    .run = run,
+};

@@ -1,0 +1,126 @@
+/* trine train: the main job. Steps, evaluations and saves until train.steps, or until asked to stop. */
+#include "engine/cli/cli.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "engine/checkpoint.h"
+#include "engine/cli/job.h"
+#include "engine/cli/train_report.h"
+
+static const char usage[] =
+    "usage: mpiexec -n RANKS trine train CONFIG [section.key=value ...]\n"
+    "\n"
+    "Trains the model of CONFIG on RANKS ranks = parallel.data x tensor x pipeline, and goes on from\n"
+    "the newest checkpoint of checkpoint.dir when there is one (checkpoint.resume).\n"
+    "\n"
+    "SIGTERM, SIGINT or a file RUN/ctl/stop: finish the step, save, exit 75; a second signal ends at\n"
+    "once. SIGUSR2 or RUN/ctl/save: save and go on. RUN is run.dir, with log.txt, metrics.jsonl,\n"
+    "status.json, config.yaml and checkpoints/.\n";
+
+static tr_run *signalled_run; /* for the handlers; the library has none */
+
+static void on_stop_signal(int number)
+{
+    if (signalled_run != NULL)
+        tr_run_request(signalled_run, TR_REQUEST_STOP);
+    signal(number, SIG_DFL); /* the second one ends at once */
+}
+
+static void on_save_signal(int number)
+{
+    (void)number;
+    if (signalled_run != NULL)
+        tr_run_request(signalled_run, TR_REQUEST_SAVE);
+}
+
+static void signals_install(tr_run *run)
+{
+    signalled_run = run;
+    struct sigaction stop = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
+    struct sigaction save = {.sa_handler = on_save_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGUSR2, &save, NULL);
+}
+
+/* Control files are seen by rank 0, once each. */
+static void control_files_look(const tr_config *cfg, tr_run *run)
+{
+    static const struct {
+        const char *name;
+        tr_request request;
+    } files[] = {{"stop", TR_REQUEST_STOP}, {"save", TR_REQUEST_SAVE}};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/ctl/%s", cfg->run.dir, files[i].name);
+        if (unlink(path) == 0)
+            tr_run_request(run, files[i].request);
+    }
+}
+
+static bool is_due(int64_t every, int64_t step, int64_t last)
+{
+    return every > 0 && (step % every == 0 || step == last);
+}
+
+/* The loop. *stopped: ended on request. */
+static void train(tr_job *job, tr_train_report *report, bool *stopped)
+{
+    const tr_config *cfg = tr_run_config(job->run);
+    *stopped = false;
+    while (tr_run_steps_done(job->run) < cfg->train.steps && !*stopped) {
+        tr_metrics metrics;
+        double valid_loss;
+        if (job->rank == 0)
+            control_files_look(cfg, job->run);
+        TR_JOB_TRY(job, tr_run_step(job->run, &metrics));
+        *stopped = metrics.stop_requested;
+        bool evaluate = cfg->data.valid != NULL &&
+                        is_due(cfg->train.eval_every, metrics.step, cfg->train.steps);
+        if (evaluate)
+            TR_JOB_TRY(job, tr_run_evaluate(job->run, &valid_loss));
+        if (job->rank == 0)
+            TR_JOB_TRY(job, tr_train_report_step(report, &metrics, evaluate ? &valid_loss : NULL));
+        if (*stopped || metrics.save_requested ||
+            is_due(cfg->checkpoint.every, metrics.step, cfg->train.steps))
+            TR_JOB_TRY(job, tr_run_save(job->run));
+    }
+}
+
+static tr_status run(int argc, char **argv)
+{
+    tr_job job;
+    tr_train_report report = {0};
+    bool resumed, stopped;
+    TR_TRY(tr_cli_words(argc, argv, 1, -1));
+    TR_TRY(tr_job_begin(&job, argc, argv, true));
+    TR_TRY(tr_job_resume_settings(&job));
+    TR_TRY(tr_job_resolve(&job));
+    if (job.rank == 0)
+        TR_JOB_TRY(&job, tr_train_folder_create(&job.cfg));
+    MPI_Barrier(MPI_COMM_WORLD);
+    job.status_path = tr_format("%s/status.json", job.cfg.run.dir);
+    TR_JOB_TRY(&job, tr_run_open(&job.run, &job.cfg, MPI_COMM_WORLD, NULL));
+    TR_JOB_TRY(&job, tr_run_resume(job.run, &resumed));
+    if (job.rank == 0)
+        TR_JOB_TRY(&job, tr_train_report_open(&report, job.run, job.status_path));
+    signals_install(job.run);
+    train(&job, &report, &stopped);
+    if (job.rank == 0) {
+        TR_JOB_TRY(&job, tr_train_report_end(&report, stopped));
+        tr_train_report_close(&report);
+    }
+    signalled_run = NULL;
+    return tr_job_end(&job, stopped ? TR_STOPPED : TR_OK);
+}
+
+const tr_verb tr_verb_train = {
+    .name = "train",
+    .summary = "train a model; under mpiexec",
+    .usage = usage,
+    .run = run,
+};

@@ -1,0 +1,103 @@
+#include "engine/cli/job.h"
+
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/checkpoint.h"
+#include "io/status_file.h"
+#include "parallel/launcher.h"
+
+static tr_status begin_failed(tr_job *job, tr_status status)
+{
+    if (job->rank != 0)
+        tr_cli_quiet();
+    MPI_Finalize();
+    return status;
+}
+
+tr_status tr_job_begin(tr_job *job, int argc, char **argv, bool needs_data)
+{
+    *job = (tr_job){0};
+    if (MPI_Init(NULL, NULL) != MPI_SUCCESS)
+        return tr_fail(TR_ERR_TRANSPORT, "MPI_Init failed; start trine with mpiexec -n RANKS");
+    MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &job->size);
+    tr_log_init(job->rank, job->rank == 0, TR_LOG_INFO);
+    tr_status status = tr_launcher_check(job->size);
+    if (status == TR_OK)
+        status = tr_cli_config_read(&job->cfg, argc, argv, needs_data);
+    return status == TR_OK ? TR_OK : begin_failed(job, status);
+}
+
+tr_status tr_job_resolve(tr_job *job)
+{
+    tr_status status = tr_config_resolve(&job->cfg, job->size);
+    if (status != TR_OK)
+        return begin_failed(job, status);
+    if (job->rank == 0)
+        tr_cli_config_warn(&job->cfg);
+    return TR_OK;
+}
+
+tr_status tr_job_override(tr_job *job, const char *assignment)
+{
+    tr_status status = tr_config_override(&job->cfg, assignment);
+    return status == TR_OK ? TR_OK : begin_failed(job, status);
+}
+
+tr_status tr_job_resume_settings(tr_job *job)
+{
+    tr_status status = tr_checkpoint_peek(&job->cfg);
+    return status == TR_OK ? TR_OK : begin_failed(job, status);
+}
+
+tr_status tr_job_load_weights(tr_job *job)
+{
+    bool resumed;
+    TR_TRY(tr_run_resume(job->run, &resumed));
+    if (!resumed)
+        return tr_fail(TR_ERR_CHECKPOINT,
+                       "no checkpoint found in %s; train first, or name one with "
+                       "checkpoint.resume=PATH",
+                       tr_run_config(job->run)->checkpoint.dir);
+    return TR_OK;
+}
+
+tr_status tr_job_end(tr_job *job, tr_status status)
+{
+    if (status != TR_OK && job->rank != 0)
+        tr_cli_quiet();
+    tr_run_close(job->run);
+    tr_free(job->status_path);
+    tr_config_clear(&job->cfg);
+    MPI_Finalize();
+    return status;
+}
+
+void tr_job_abort(tr_job *job, tr_status status)
+{
+    /* Waits are each rank's own story; everything else may be rank 0's to tell. */
+    if (status == TR_ERR_TIMEOUT) {
+        tr_log_error("%s", tr_error_message());
+        tr_clock_sleep(1.0);
+    } else {
+        double delay = 0.3 + 0.1 * job->rank;
+        if (job->rank > 0)
+            tr_clock_sleep(delay < 3.0 ? delay : 3.0);
+        tr_log_error("%s", tr_error_message());
+    }
+    tr_log_debug("passed %s", tr_error_trail());
+    if (job->status_path != NULL) {
+        const tr_status_record record = {
+            .state = TR_RUN_FAILED,
+            .code = tr_status_exit_code(status),
+            .rank = job->rank,
+            .reason = tr_error_message(),
+            .step = job->run != NULL ? (uint64_t)tr_run_steps_done(job->run) : 0};
+        tr_status_file_write(job->status_path, &record);
+    }
+    MPI_Abort(MPI_COMM_WORLD, tr_status_exit_code(status));
+    abort();
+}

@@ -1,0 +1,240 @@
+#include "engine/cli/train_report.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/model/params.h"
+#include "io/file_commit.h"
+#include "io/status_file.h"
+#include "kernels/device.h"
+
+/* mkdir -p */
+static tr_status folder_create(const char *path)
+{
+    char *copy = tr_strdup(path);
+    tr_status status = TR_OK;
+    for (char *at = copy + 1; status == TR_OK; at++) {
+        if (*at != '/' && *at != '\0')
+            continue;
+        char kept = *at;
+        *at = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+            status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot make folder %s", copy);
+        *at = kept;
+        if (kept == '\0')
+            break;
+    }
+    tr_free(copy);
+    return status;
+}
+
+tr_status tr_train_folder_create(const tr_config *cfg)
+{
+    TR_TRY(folder_create(cfg->run.dir));
+    char *log_path = tr_format("%s/log.txt", cfg->run.dir);
+    char *ctl_path = tr_format("%s/ctl", cfg->run.dir);
+    tr_status status = folder_create(ctl_path);
+    if (status == TR_OK && !tr_log_file_open(log_path))
+        status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", log_path);
+    tr_free(log_path);
+    tr_free(ctl_path);
+    return status;
+}
+
+static void lines_print(const char *text)
+{
+    while (text != NULL && *text != '\0') {
+        int length = (int)strcspn(text, "\n");
+        tr_log_info("%.*s", length, text);
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void banner_print(const tr_config *cfg, const tr_run *run)
+{
+    tr_param_table table;
+    tr_param_table_init(&table, cfg);
+    tr_log_info("trine: %s, %lld parameters, %s, %lld layers, hidden %lld, on %s", cfg->run.name,
+                (long long)table.num_elements, tr_dtype_name(cfg->train.precision),
+                (long long)cfg->model.layers, (long long)cfg->model.hidden,
+                tr_cpu_device_numerics());
+    tr_param_table_clear(&table);
+    tr_log_info("layout: %lld ranks = data %lld x tensor %lld x pipeline %lld, zero %lld, %lld "
+                "microbatches in %lld leaves",
+                (long long)cfg->derived.num_ranks, (long long)cfg->parallel.data,
+                (long long)cfg->parallel.tensor, (long long)cfg->parallel.pipeline,
+                (long long)cfg->parallel.zero, (long long)cfg->derived.microbatches,
+                (long long)cfg->derived.leaves);
+    char *batch = tr_config_batch_text(cfg);
+    lines_print(batch);
+    tr_free(batch);
+    const size_t *bytes = tr_run_memory(run);
+    size_t total = 0;
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        total += bytes[c];
+    tr_log_info("memory of rank 0: %zu bytes (parameters %zu, gradients %zu, optimizer %zu, "
+                "activations %zu, communication %zu, workspace %zu)",
+                total, bytes[TR_MEM_PARAMETERS], bytes[TR_MEM_GRADIENTS], bytes[TR_MEM_OPTIMIZER],
+                bytes[TR_MEM_ACTIVATIONS], bytes[TR_MEM_COMMUNICATION], bytes[TR_MEM_WORKSPACE]);
+}
+
+static tr_status config_write(const tr_config *cfg)
+{
+    char *path = tr_format("%s/config.yaml", cfg->run.dir), *text = tr_config_dump(cfg);
+    FILE *file = fopen(path, "w");
+    bool failed = file == NULL || fputs(text, file) < 0;
+    if (file != NULL && fclose(file) != 0)
+        failed = true;
+    tr_status status =
+        failed ? tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", path) : TR_OK;
+    tr_free(path);
+    tr_free(text);
+    return status;
+}
+
+static tr_status status_write(tr_train_report *report, tr_run_state state, int code,
+                              const char *reason)
+{
+    const tr_status_record record = {.state = state,
+                                     .code = code,
+                                     .rank = -1,
+                                     .reason = reason,
+                                     .step = (uint64_t)tr_run_steps_done(report->run)};
+    report->last_status = tr_clock_seconds();
+    return tr_status_file_write(report->status_path, &record);
+}
+
+tr_status tr_train_report_open(tr_train_report *report, tr_run *run, const char *status_path)
+{
+    const tr_config *cfg = tr_run_config(run);
+    *report = (tr_train_report){.cfg = cfg, .run = run, .epoch = 0};
+    report->status_path = tr_strdup(status_path);
+    banner_print(cfg, run);
+    TR_TRY(config_write(cfg));
+    char *path = tr_format("%s/metrics.jsonl", cfg->run.dir);
+    tr_status status =
+        tr_metrics_file_open(&report->metrics, path, (uint64_t)tr_run_steps_done(run));
+    tr_free(path);
+    TR_TRY(status);
+    return status_write(report, TR_RUN_RUNNING, 0, NULL);
+}
+
+void tr_train_report_close(tr_train_report *report)
+{
+    tr_metrics_file_close(report->metrics);
+    tr_free(report->status_path);
+    *report = (tr_train_report){0};
+}
+
+/* "3h52m", "12m05s", "8s" */
+static void duration_format(double seconds, char *text, size_t bytes)
+{
+    long s = lround(seconds);
+    if (s >= 3600)
+        snprintf(text, bytes, "%ldh%02ldm", s / 3600, s / 60 % 60);
+    else if (s >= 60)
+        snprintf(text, bytes, "%ldm%02lds", s / 60, s % 60);
+    else
+        snprintf(text, bytes, "%lds", s);
+}
+
+static void rate_format(double rate, char *text, size_t bytes)
+{
+    if (rate >= 1e6)
+        snprintf(text, bytes, "%.2fM", rate / 1e6);
+    else if (rate >= 1e4)
+        snprintf(text, bytes, "%.1fk", rate / 1e3);
+    else
+        snprintf(text, bytes, "%.0f", rate);
+}
+
+static void line_print(tr_train_report *report, const tr_metrics *m, const double *valid_loss)
+{
+    char rate[32], left[32], valid[48] = "", extra[64] = "";
+    double weight = m->step == 1 || report->mean_seconds == 0 ? 1.0 : 0.1;
+    report->mean_seconds += weight * (m->step_seconds - report->mean_seconds);
+    rate_format(m->tokens_per_second, rate, sizeof rate);
+    duration_format((double)(report->cfg->train.steps - m->step) * report->mean_seconds, left,
+                    sizeof left);
+    if (valid_loss != NULL)
+        snprintf(valid, sizeof valid, " | valid loss %.4f", *valid_loss);
+    if (report->cfg->train.precision == TR_F16)
+        snprintf(extra, sizeof extra, " | scale %g", m->loss_scale);
+    bool whole = valid_loss != NULL || m->step % report->cfg->log.every == 0 || m->step == 1 ||
+                 m->step == report->cfg->train.steps;
+    if (!whole)
+        return;
+    tr_log_info("step %lld/%lld | loss %.4f%s | gnorm %.3f | lr %.2e%s | %s tok/s | step %.3f s "
+                "(wait: tensor %.0f, data %.0f, idle %.0f, feed %.0f ms) | left %s",
+                (long long)m->step, (long long)report->cfg->train.steps, m->loss, valid,
+                m->grad_norm, m->lr, extra, rate, m->step_seconds, m->times.tensor * 1e3,
+                m->times.data * 1e3, (m->times.idle + m->times.pipeline) * 1e3,
+                m->times.feed * 1e3, left);
+}
+
+static void events_print(tr_train_report *report, const tr_metrics *m)
+{
+    if (m->skipped)
+        tr_log_warning("step %lld: %s not finite%s, update skipped on all ranks (%lld in a row, "
+                       "loss scale %g), samples %llu to %llu",
+                       (long long)m->step, isfinite(m->loss) ? "a gradient is" : "the loss is",
+                       isfinite(m->grad_norm) ? "" : " and the gradient norm neither",
+                       (long long)m->skips_in_row, m->loss_scale,
+                       (unsigned long long)m->first_sample,
+                       (unsigned long long)m->samples - 1);
+    if (m->skipped && m->bad_rank >= 0)
+        tr_log_warning("step %lld: rank %d has the first loss that is not finite",
+                       (long long)m->step, m->bad_rank);
+    if (m->last_epoch > report->epoch) {
+        tr_log_info("epoch %llu of the data begins in step %lld",
+                    (unsigned long long)m->last_epoch, (long long)m->step);
+        report->epoch = m->last_epoch;
+    }
+}
+
+tr_status tr_train_report_step(tr_train_report *report, const tr_metrics *m,
+                               const double *valid_loss)
+{
+    const tr_metrics_record record = {
+        .step = (uint64_t)m->step,
+        .samples = (uint64_t)m->samples,
+        .tokens = (uint64_t)m->tokens,
+        .loss = m->loss,
+        .grad_norm = m->grad_norm,
+        .lr = m->lr,
+        .loss_scale = m->loss_scale,
+        .skipped = m->skipped,
+        .step_ms = m->step_seconds * 1e3,
+        .tokens_per_s = m->tokens_per_second,
+        .mfu = m->mfu,
+        .memory_peak_bytes = m->memory_peak_bytes,
+        .time = {.compute = m->times.compute * 1e3,
+                 .tensor = m->times.tensor * 1e3,
+                 .data = m->times.data * 1e3,
+                 .pipeline = m->times.pipeline * 1e3,
+                 .idle = m->times.idle * 1e3,
+                 .feed = m->times.feed * 1e3,
+                 .checkpoint = m->times.checkpoint * 1e3},
+        .has_valid_loss = valid_loss != NULL,
+        .valid_loss = valid_loss != NULL ? *valid_loss : 0};
+    TR_TRY(tr_metrics_file_append(report->metrics, &record));
+    events_print(report, m);
+    line_print(report, m, valid_loss);
+    if (tr_clock_seconds() - report->last_status > 1.0)
+        TR_TRY(status_write(report, TR_RUN_RUNNING, 0, NULL));
+    return TR_OK;
+}
+
+tr_status tr_train_report_end(tr_train_report *report, bool stopped)
+{
+    if (stopped)
+        return status_write(report, TR_RUN_STOPPED, tr_status_exit_code(TR_STOPPED),
+                            "asked to stop; everything is saved");
+    return status_write(report, TR_RUN_DONE, 0, NULL);
+}

@@ -1,0 +1,113 @@
+#include "engine/plan.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "engine/run_int.h"
+#include "parallel/shard_map.h"
+
+/* Ranks of one pipeline stage and tensor coordinate differ only by what their shards of each tensor come to: the same sizes give the same bytes. */
+static uint64_t shard_signature(const tr_config *cfg, const tr_param_table *table,
+                                const tr_mesh *mesh)
+{
+    tr_local_params local;
+    uint64_t signature = 0;
+    tr_local_params_init(&local, table, cfg, mesh);
+    for (int i = 0; i < local.num_items; i++)
+        signature = signature * 1000003u + (uint64_t)(local.items[i].shard_end -
+                                                      local.items[i].shard_begin);
+    tr_local_params_clear(&local);
+    return signature;
+}
+
+static void rank_fill(tr_plan_rank *rank, const tr_mesh *mesh, const size_t bytes[TR_MEM_NUM])
+{
+    *rank = (tr_plan_rank){mesh->data, mesh->tensor, mesh->pipeline, {0}, 0};
+    for (int c = 0; c < TR_MEM_NUM; c++) {
+        rank->bytes[c] = bytes[c];
+        rank->total += bytes[c];
+    }
+}
+
+tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks)
+{
+    int num_ranks = (int)cfg->derived.num_ranks;
+    int data_size = (int)cfg->parallel.data, tensor_size = (int)cfg->parallel.tensor;
+    tr_param_table table;
+    tr_param_table_init(&table, cfg);
+    uint64_t *signatures = TR_NEW_ARRAY(uint64_t, (size_t)num_ranks);
+    tr_status status = TR_OK;
+    for (int r = 0; r < num_ranks && status == TR_OK; r++) {
+        tr_mesh mesh = tr_mesh_make(data_size, tensor_size, (int)cfg->parallel.pipeline, r);
+        signatures[r] = shard_signature(cfg, &table, &mesh);
+        /* Tensor ranks cut alike except for padding, which is counted in full on each: one of them stands for all. */
+        int twin = -1;
+        for (int d = 0; d <= mesh.data && twin < 0; d++) {
+            int other = tr_mesh_rank_at(&mesh, d, 0, mesh.pipeline);
+            if (other < r && signatures[other] == signatures[r])
+                twin = other;
+        }
+        size_t bytes[TR_MEM_NUM];
+        if (twin >= 0)
+            memcpy(bytes, ranks[twin].bytes, sizeof bytes);
+        else
+            status = tr_run_count_bytes(cfg, &mesh, device, bytes);
+        rank_fill(&ranks[r], &mesh, bytes);
+    }
+    tr_free(signatures);
+    tr_param_table_clear(&table);
+    return status;
+}
+
+/* Forward FLOPs of a chunk for one microbatch: 2 per weight and token in the products, 4 A D T per token and layer in attention. */
+static double chunk_flops(const tr_config *cfg, int chunk)
+{
+    double hidden = (double)cfg->model.hidden, ffn = (double)cfg->model.ffn;
+    double head_dim = (double)cfg->model.head_dim;
+    double q = (double)cfg->model.heads * head_dim, kv = (double)cfg->model.kv_heads * head_dim;
+    double tokens = (double)(cfg->train.micro_batch * cfg->train.seq_len);
+    double mlp = (cfg->model.mlp == TR_MLP_SWIGLU ? 3 : 2) * hidden * ffn;
+    double layer = 2 * (hidden * (2 * q + 2 * kv) + mlp) + 4 * q * (double)cfg->train.seq_len;
+    double flops = (double)cfg->derived.chunk_layers[chunk] * layer;
+    if (chunk == cfg->derived.num_chunks - 1)
+        flops += 2 * hidden * (double)cfg->model.vocab;
+    return flops * tokens;
+}
+
+static tr_schedule_kind kind_of(const tr_config *cfg)
+{
+    if (cfg->parallel.schedule == TR_PIPE_GPIPE)
+        return TR_SCHEDULE_GPIPE;
+    return cfg->parallel.schedule == TR_PIPE_INTERLEAVED ? TR_SCHEDULE_INTERLEAVED
+                                                         : TR_SCHEDULE_1F1B;
+}
+
+tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan)
+{
+    int num_chunks = (int)cfg->derived.num_chunks, num_stages = (int)cfg->parallel.pipeline;
+    tr_schedule *schedule;
+    *plan = (tr_plan_pipeline){0};
+    TR_TRY(tr_schedule_create(&schedule, kind_of(cfg), num_stages, (int)cfg->parallel.virtual_,
+                              (int)(cfg->derived.microbatches / cfg->parallel.data)));
+    plan->chunk_flops = TR_NEW_ARRAY(double, (size_t)num_chunks);
+    plan->peak_live = TR_NEW_ARRAY(int, (size_t)num_chunks);
+    double *busy = TR_NEW_ARRAY(double, (size_t)num_stages);
+    for (int c = 0; c < num_chunks; c++) {
+        plan->chunk_flops[c] = chunk_flops(cfg, c);
+        plan->peak_live[c] = schedule->num_slots[c];
+    }
+    tr_schedule_costs costs = {plan->chunk_flops, plan->chunk_flops, plan->chunk_flops, 0};
+    tr_schedule_times times = {.busy = busy};
+    tr_status status = tr_schedule_simulate(schedule, &costs, &times);
+    double most = 0, sum = 0;
+    for (int s = 0; s < num_stages; s++) {
+        sum += busy[s];
+        most = busy[s] > most ? busy[s] : most;
+    }
+    plan->idle_share = times.idle_share;
+    plan->slowest_share = sum > 0 ? most * num_stages / sum : 1;
+    plan->text = tr_schedule_text(schedule);
+    tr_free(busy);
+    tr_schedule_destroy(schedule);
+    return status;
+}

@@ -1,0 +1,29 @@
+/* What a run will need and do, counted without allocating it: bytes per rank and category, and the time lines of its pipeline. */
+#ifndef TR_ENGINE_PLAN_H
+#define TR_ENGINE_PLAN_H
+
+#include "engine/config/config.h"
+#include "kernels/device.h"
+#include "memory/arena.h"
+
+typedef struct tr_plan_rank {
+    int data, tensor, pipeline;
+    size_t bytes[TR_MEM_NUM];
+    size_t total;
+} tr_plan_rank;
+
+/* Fills ranks[0 ... cfg->derived.num_ranks - 1] from the counting pass of each rank; ranks that must have equal bytes are counted once. */
+tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks);
+
+typedef struct tr_plan_pipeline {
+    double idle_share;      /* of all ranks' time in a step, by the schedule's simulation */
+    double slowest_share;   /* busiest stage's work over the mean */
+    double *chunk_flops;    /* [num_chunks] forward FLOPs of one microbatch, all tensor ranks together; freed with tr_free */
+    int *peak_live;         /* [num_chunks] microbatches whose activations live at once; freed with tr_free */
+    char *text;             /* the schedule as text, one line per stage; freed with tr_free */
+} tr_plan_pipeline;
+
+/* Costs are counted FLOPs: forward 1, backward 2 of each chunk's products and attention. */
+tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan);
+
+#endif
