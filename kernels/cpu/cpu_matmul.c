@@ -2,11 +2,14 @@
  *
  * C is cut over rows and columns, never over K, by a grid that is a function of form, M, N and dtypes; each piece is
  * computed by one thread, start to end, so that an element's bits do not depend on the number of threads. How a piece is computed
- * depends on dtype and processor only: fp32 by oneDNN's sgemm, bf16 by oneDNN's matmul where the processor has instructions for it,
- * everything else by packed tiles of our own, which widen while they pack. */
+ * depends on dtype and processor only: by packed tiles of our own, which widen while they pack, on AVX2 and for fp16; by oneDNN's sgemm
+ * in fp32 on other processors, by oneDNN's matmul in bf16 where the processor has instructions for it. */
 #include "kernels/cpu/cpu_matmul_int.h"
 
+#include "kernels/cpu/cpu_isa.h"
+
 #include <stdatomic.h>
+#include <string.h>
 
 typedef enum product_way { WAY_SGEMM, WAY_PRIMITIVE, WAY_PACKED } product_way;
 
@@ -19,10 +22,16 @@ typedef struct product_job {
     _Atomic int status;             /* the first failure of a piece */
 } product_job;
 
+/* Our tiles are written for AVX2, where they are as fast as oneDNN's sgemm and, unlike it, allocate nothing. */
+static bool packed_beats_sgemm(void)
+{
+    return strcmp(tr_cpu_isa_name(tr_cpu_isa_best()), "avx2") == 0;
+}
+
 static product_way choose_way(const tr_cpu_device *device, const tr_matmul *args)
 {
     if (args->dtype == TR_F32)
-        return WAY_SGEMM;
+        return packed_beats_sgemm() ? WAY_PACKED : WAY_SGEMM;
     if (args->dtype == TR_BF16 && device->products != NULL)
         return WAY_PRIMITIVE;
     return WAY_PACKED;
@@ -44,8 +53,13 @@ static tr_cpu_grid make_grid(product_way way, int64_t M, int64_t N)
 {
     tr_cpu_grid grid;
     if (way == WAY_PACKED) {
-        grid.piece_rows = even_block(M, TR_PACKED_ROWS, 6);
-        grid.piece_columns = even_block(N, TR_PACKED_COLUMNS, 16);
+        /* Large pieces pack less; a small product is cut finer, so that several threads have work. */
+        int64_t columns = even_block(N, TR_PACKED_COLUMNS, 16);
+        int64_t rows = even_block(M, TR_PACKED_ROWS, 6);
+        while (rows > 132 && ceil_div(M, rows) * ceil_div(N, columns) < 6)
+            rows = even_block(M, rows / 2, 6);
+        grid.piece_rows = rows;
+        grid.piece_columns = columns;
     } else {
         grid.piece_rows = even_block(M, 256, 16);
         grid.piece_columns = even_block(N, 1024, 64);
@@ -140,5 +154,6 @@ tr_status tr_cpu_matmul(tr_device *base, const tr_matmul *args)
 
 size_t tr_cpu_matmul_workspace(const tr_workspace_need *need, int num_threads)
 {
-    return need->dtype == TR_F32 ? 0 : (size_t)num_threads * tr_cpu_packed_scratch();
+    (void)need;
+    return (size_t)num_threads * tr_cpu_packed_scratch();
 }

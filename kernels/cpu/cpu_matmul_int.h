@@ -17,7 +17,7 @@ typedef struct tr_cpu_grid {
 } tr_cpu_grid;
 
 /* Of a product by packed tiles (cpu_matmul_packed.c): pieces of at most these sizes, scratch in bytes per thread. */
-enum { TR_PACKED_ROWS = 264, TR_PACKED_COLUMNS = 768 };
+enum { TR_PACKED_ROWS = 528, TR_PACKED_COLUMNS = 512 };
 size_t tr_cpu_packed_scratch(void);
 void tr_cpu_packed_piece(const tr_matmul *args, const tr_cpu_piece *piece, void *scratch);
 

@@ -72,14 +72,11 @@ __attribute__((target("avx2,fma"))) static void multiply_avx2(int64_t K, const f
     TILE_STORE(5);
 }
 
-/* Eight vectors of eight floats, rows[r][k], become columns: out[k] = (rows[0][k] ... rows[7][k]), stored `step` floats apart in
- * ascending order, so that steps below eight leave only the first `step` of each. */
-__attribute__((target("avx2"))) static void transpose_8x8(const float *const rows[8],
-                                                          float *restrict out, int64_t step)
+/* Eight vectors of eight floats become their columns, stored `step` floats apart. */
+__attribute__((target("avx2,fma,f16c"), always_inline)) static inline void
+transpose_8x8(__m256 r[8], float *out, int64_t step)
 {
-    __m256 r[8], t[8];
-    for (int i = 0; i < 8; i++)
-        r[i] = _mm256_loadu_ps(rows[i]);
+    __m256 t[8];
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -90,15 +87,16 @@ __attribute__((target("avx2"))) static void transpose_8x8(const float *const row
         r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
         r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         _mm256_storeu_ps(out + i * step, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    for (int i = 0; i < 4; i++)
         _mm256_storeu_ps(out + (i + 4) * step, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
 }
 
 static bool have_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
 }
 #endif
 
@@ -130,127 +128,190 @@ const tr_cpu_tile *tr_cpu_tile_get(void)
 }
 
 #if defined(__x86_64__)
-/* Eight elements at src widened to dst. */
-__attribute__((target("avx2,f16c"), always_inline)) static inline void
-widen_8(tr_dtype dtype, const void *src, float *dst)
-{
-    __m256 value;
-    if (dtype == TR_BF16)
-        value = _mm256_castsi256_ps(
-            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)src)), 16));
-    else if (dtype == TR_F16)
-        value = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src));
-    else
-        value = _mm256_loadu_ps((const float *)src);
-    _mm256_storeu_ps(dst, value);
-}
+/* Packing with vectors. Every function is compiled once per dtype, which is then a constant. */
+#define PACK_INLINE __attribute__((target("avx2,fma,f16c"), always_inline)) static inline
 
-__attribute__((target("avx2,f16c"), always_inline)) static inline void
-copy_panel_avx2(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k, int width,
-                float *dst)
-{
-    for (int64_t k = 0; k < num_k; k++, src += stride, dst += width)
-        for (int i = 0; i < width; i += 8)
-            widen_8(dtype, src + i * (dtype == TR_F32 ? 4 : 2), dst + i);
-}
-
-/* A panel of which at least the width rounded up to eight can be read; stores run over into the next k. */
-__attribute__((target("avx2,f16c"))) static void
-copy_panel(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k, int width, float *dst)
+PACK_INLINE __m256 load_8(tr_dtype dtype, const char *src)
 {
     if (dtype == TR_BF16)
-        copy_panel_avx2(TR_BF16, src, stride, num_k, width, dst);
-    else if (dtype == TR_F16)
-        copy_panel_avx2(TR_F16, src, stride, num_k, width, dst);
-    else
-        copy_panel_avx2(TR_F32, src, stride, num_k, width, dst);
+        return _mm256_castsi256_ps(_mm256_slli_epi32(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)src)), 16));
+    if (dtype == TR_F16)
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)src));
+    return _mm256_loadu_ps((const float *)(const void *)src);
 }
-#endif
 
-/* One panel whose indices i are contiguous in memory; `readable` of them belong to the operand, `num_i` to the panel. */
-static void pack_panel_k_outer(const tr_cpu_operand *operand, int64_t i0, int64_t readable,
-                               int num_i, int64_t k0, int64_t num_k, int width, float *dst)
+/* Panels of six or sixteen indices that are contiguous in memory, two or four panels in one walk over k, so that a cache line
+ * that is read serves several. Reads whole eights. With six, stores run over into the next k, which is written after; the last k
+ * of a panel would run over into the panel behind, whose first k has been written, and so comes as four and two. */
+PACK_INLINE void copy_panels(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k,
+                             int width, int panels, float *dst)
 {
-    tr_dtype dtype = operand->dtype;
-    const char *src = tr_cpu_element(dtype, operand->data, k0 * operand->ld + i0);
-    int64_t stride = operand->ld * (int64_t)tr_dtype_size(dtype);
-#if defined(__x86_64__)
-    if (num_i == width && readable >= (width + 7) / 8 * 8 && have_avx2()) {
-        copy_panel(dtype, src, stride, num_k, width, dst);
-        return;
-    }
-#endif
-    (void)readable;
-    for (int64_t k = 0; k < num_k; k++, src += stride, dst += width) {
-        tr_cpu_widen(dtype, src, num_i, dst);
-        for (int i = num_i; i < width; i++)
-            dst[i] = 0.0f;
+    int size = dtype == TR_F32 ? 4 : 2;
+    int64_t free_k = width == 6 ? num_k - 1 : num_k;
+    for (int64_t k = 0; k < free_k; k++, src += stride, dst += width)
+        for (int p = 0; p < panels; p++)
+            for (int i = 0; i < width; i += 8)
+                _mm256_storeu_ps(dst + p * num_k * width + i,
+                                 load_8(dtype, src + (p * width + i) * size));
+    for (int p = 0; width == 6 && p < panels; p++) {
+        __m256 last = load_8(dtype, src + p * 6 * size);
+        _mm_storeu_ps(dst + p * num_k * 6, _mm256_castps256_ps128(last));
+        _mm_storel_pi((__m64 *)(void *)(dst + p * num_k * 6 + 4), _mm256_extractf128_ps(last, 1));
     }
 }
 
-enum { PACK_RUN = 256 }; /* k indices widened at a time, small enough for the first-level cache */
-
-static void interleave(const float (*rows)[PACK_RUN], int num_i, int64_t num_k, int width,
-                       float *dst)
+/* Six rows, k contiguous: four of each k in one store, the other two in another. */
+PACK_INLINE void turn_rows_6(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k,
+                             float *dst)
 {
-    int64_t k = 0;
-#if defined(__x86_64__)
-    if (num_i <= 8 && width >= num_i && have_avx2()) {
-        for (; k + 8 <= num_k; k += 8) {
-            const float *starts[8];
-            for (int i = 0; i < 8; i++)
-                starts[i] = rows[i] + k;
-            transpose_8x8(starts, dst + k * width, width);
+    int size = dtype == TR_F32 ? 4 : 2;
+    for (int64_t k = 0; k + 8 <= num_k; k += 8, src += 8 * size, dst += 48) {
+        __m256 r0 = load_8(dtype, src), r1 = load_8(dtype, src + stride);
+        __m256 r2 = load_8(dtype, src + 2 * stride), r3 = load_8(dtype, src + 3 * stride);
+        __m256 r4 = load_8(dtype, src + 4 * stride), r5 = load_8(dtype, src + 5 * stride);
+        __m256 a = _mm256_unpacklo_ps(r0, r1), b = _mm256_unpackhi_ps(r0, r1);
+        __m256 c = _mm256_unpacklo_ps(r2, r3), d = _mm256_unpackhi_ps(r2, r3);
+        __m256 pair[2] = {_mm256_unpacklo_ps(r4, r5), _mm256_unpackhi_ps(r4, r5)};
+        __m256 quad[4] = {_mm256_shuffle_ps(a, c, 0x44), _mm256_shuffle_ps(a, c, 0xee),
+                          _mm256_shuffle_ps(b, d, 0x44), _mm256_shuffle_ps(b, d, 0xee)};
+        for (int i = 0; i < 4; i++) {
+            _mm_storeu_ps(dst + i * 6, _mm256_castps256_ps128(quad[i]));
+            _mm_storeu_ps(dst + (i + 4) * 6, _mm256_extractf128_ps(quad[i], 1));
+        }
+        for (int i = 0; i < 2; i++) {
+            __m128 low = _mm256_castps256_ps128(pair[i]), high = _mm256_extractf128_ps(pair[i], 1);
+            _mm_storel_pi((__m64 *)(void *)(dst + i * 12 + 4), low);
+            _mm_storeh_pi((__m64 *)(void *)(dst + i * 12 + 10), low);
+            _mm_storel_pi((__m64 *)(void *)(dst + i * 12 + 28), high);
+            _mm_storeh_pi((__m64 *)(void *)(dst + i * 12 + 34), high);
         }
     }
-#endif
-    for (; k < num_k; k++)
-        for (int i = 0; i < num_i; i++)
-            dst[k * width + i] = rows[i][k];
 }
 
-/* Up to eight indices i of a panel whose k are contiguous in memory. Stores of a group may run over into the next k (written
- * after) and past the panel's end (the next panel, written after, or the slack). */
-static void pack_group(const tr_cpu_operand *operand, int64_t i0, int num_i, int64_t k0,
-                       int64_t num_k, int width, float *dst)
+/* Eight rows, k contiguous, to eight of each `width`. */
+PACK_INLINE void turn_rows_8(tr_dtype dtype, const char *src, int64_t stride, int64_t num_k,
+                             int width, float *dst)
 {
-    float rows[8][PACK_RUN];
-    memset(rows, 0, sizeof rows);
-    for (int64_t k = 0; k < num_k; k += PACK_RUN) {
-        int64_t run = num_k - k < PACK_RUN ? num_k - k : PACK_RUN;
-        for (int i = 0; i < num_i; i++)
-            tr_cpu_widen(
-                operand->dtype,
-                tr_cpu_element(operand->dtype, operand->data, (i0 + i) * operand->ld + k0 + k), run,
-                rows[i]);
-        interleave((const float(*)[PACK_RUN])rows, width < 8 ? width : 8, run, width,
-                   dst + k * width);
+    int size = dtype == TR_F32 ? 4 : 2;
+    for (int64_t k = 0; k + 8 <= num_k; k += 8, src += 8 * size, dst += 8 * width) {
+        __m256 r[8];
+        for (int i = 0; i < 8; i++)
+            r[i] = load_8(dtype, src + i * stride);
+        transpose_8x8(r, dst, width);
+    }
+}
+
+PACK_INLINE void pack_panels(tr_dtype dtype, bool k_outer, const char *src, int64_t stride,
+                             int64_t num_k, int width, int panels, float *dst)
+{
+    int size = dtype == TR_F32 ? 4 : 2;
+    if (k_outer && width == 6) {
+        if (panels == 4)
+            copy_panels(dtype, src, stride, num_k, 6, 4, dst);
+        else
+            copy_panels(dtype, src, stride, num_k, 6, 1, dst);
+    } else if (k_outer) {
+        if (panels == 2)
+            copy_panels(dtype, src, stride, num_k, 16, 2, dst);
+        else
+            copy_panels(dtype, src, stride, num_k, 16, 1, dst);
+    } else if (width == 6) {
+        turn_rows_6(dtype, src, stride, num_k, dst);
+    } else {
+        turn_rows_8(dtype, src, stride, num_k, 16, dst);
+        turn_rows_8(dtype, src + 8 * stride, stride, num_k, 16, dst + 8);
+    }
+    if (k_outer)
+        return;
+    for (int64_t k = num_k / 8 * 8; k < num_k; k++)
+        for (int i = 0; i < width; i++)
+            tr_cpu_widen(dtype, src + i * stride + k * size, 1, dst + k * width + i);
+}
+
+__attribute__((target("avx2,fma,f16c"))) static void
+pack_panels_avx2(tr_dtype dtype, bool k_outer, const char *src, int64_t stride, int64_t num_k,
+                 int width, int panels, float *dst)
+{
+    if (dtype == TR_BF16)
+        pack_panels(TR_BF16, k_outer, src, stride, num_k, width, panels, dst);
+    else if (dtype == TR_F16)
+        pack_panels(TR_F16, k_outer, src, stride, num_k, width, panels, dst);
+    else
+        pack_panels(TR_F32, k_outer, src, stride, num_k, width, panels, dst);
+}
+#endif
+
+/* How many whole panels can be packed at once from here, with `left` indices of the operand left; 0: none. */
+static int whole_panels(bool k_outer, int width, int64_t left)
+{
+#if defined(__x86_64__)
+    if (!have_avx2())
+        return 0;
+    if (!k_outer)
+        return left >= width;
+    int at_once = width == 6 ? 4 : 2, read_over = width == 6 ? 2 : 0;
+    return left >= at_once * width + read_over ? at_once : left >= width + read_over;
+#else
+    (void)k_outer;
+    (void)width;
+    (void)left;
+    return 0;
+#endif
+}
+
+/* A panel of num_i <= width indices, element by element in runs. */
+static void pack_edge(const tr_cpu_operand *operand, int64_t i0, int num_i, int64_t k0,
+                      int64_t num_k, int width, float *dst)
+{
+    float run[TR_TILE_COLUMNS_MAX];
+    for (int64_t k = 0; k < num_k; k++) {
+        if (operand->k_outer)
+            tr_cpu_widen(operand->dtype,
+                         tr_cpu_element(operand->dtype, operand->data, (k0 + k) * operand->ld + i0),
+                         num_i, run);
+        else
+            for (int i = 0; i < num_i; i++)
+                tr_cpu_widen(
+                    operand->dtype,
+                    tr_cpu_element(operand->dtype, operand->data, (i0 + i) * operand->ld + k0 + k),
+                    1, run + i);
+        for (int i = 0; i < width; i++)
+            dst[k * width + i] = i < num_i ? run[i] : 0.0f;
     }
 }
 
 void tr_cpu_pack(const tr_cpu_operand *operand, int64_t i0, int64_t num_i, int64_t k0,
                  int64_t num_k, int width, float *dst)
 {
-    for (int64_t p = 0; p < num_i; p += width, dst += width * num_k) {
-        int count = (int)(num_i - p < width ? num_i - p : width);
-        if (operand->k_outer) {
-            pack_panel_k_outer(operand, i0 + p, num_i - p, count, k0, num_k, width, dst);
-            continue;
+    int64_t stride = operand->ld * (int64_t)tr_dtype_size(operand->dtype);
+    for (int64_t p = 0; p < num_i;) {
+        int panels = whole_panels(operand->k_outer, width, num_i - p);
+        int64_t first = operand->k_outer ? k0 * operand->ld + i0 + p : (i0 + p) * operand->ld + k0;
+        if (panels > 0) {
+#if defined(__x86_64__)
+            pack_panels_avx2(operand->dtype, operand->k_outer,
+                             tr_cpu_element(operand->dtype, operand->data, first), stride, num_k,
+                             width, panels, dst);
+#endif
+        } else {
+            int count = (int)(num_i - p < width ? num_i - p : width);
+            pack_edge(operand, i0 + p, count, k0, num_k, width, dst);
+            panels = 1;
         }
-        for (int i = 0; i < width; i += 8) {
-            int group = count - i < 8 ? count - i : 8;
-            pack_group(operand, i0 + p + i, group < 0 ? 0 : group, k0, num_k, width, dst + i);
-        }
+        p += panels * width;
+        dst += panels * width * num_k;
     }
 }
 
 #if defined(__x86_64__)
-static void turn_8x8(const float *src, int64_t ld_src, float *dst, int64_t ld_dst)
+__attribute__((target("avx2,fma,f16c"))) static void turn_8x8(const float *src, int64_t ld_src,
+                                                              float *dst, int64_t ld_dst)
 {
-    const float *starts[8];
+    __m256 r[8];
     for (int i = 0; i < 8; i++)
-        starts[i] = src + i * ld_src;
-    transpose_8x8(starts, dst, ld_dst);
+        r[i] = _mm256_loadu_ps(src + i * ld_src);
+    transpose_8x8(r, dst, ld_dst);
 }
 #endif
 
