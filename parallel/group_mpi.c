@@ -153,15 +153,14 @@ static tr_status exchange_segments(tr_group *group, tr_op *op)
     char *staging = tr_mpi_staging(group, op, own_bytes * (size_t)(group->size - 1));
     for (int step = 1; step < group->size && own_bytes > 0; step++) {
         int from = (group->rank + group->size - step) % group->size;
-        TR_TRY(
-            tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, 2 * op->sequence, from, staging, own_bytes));
+        TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, op->sequence, from, staging, own_bytes));
         staging += own_bytes;
     }
     for (int step = 1; step < group->size; step++) {
         int to = (group->rank + step) % group->size;
         segment s = segment_of(group, op, to);
         if (s.end > s.begin)
-            TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, 2 * op->sequence, to,
+            TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, op->sequence, to,
                                (const float *)op->src + s.begin, segment_bytes(s)));
     }
     return TR_OK;
@@ -189,11 +188,11 @@ static tr_status gather_shares(tr_group *group, tr_op *op)
         int from = (group->rank + group->size - step) % group->size;
         segment s = segment_of(group, op, from);
         if (s.end > s.begin)
-            TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, 2 * op->sequence + 1, from,
-                               dst + s.begin, segment_bytes(s)));
+            TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, op->sequence, from, dst + s.begin,
+                               segment_bytes(s)));
     }
     for (int step = 1; step < group->size && own.end > own.begin; step++)
-        TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, 2 * op->sequence + 1,
+        TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, op->sequence,
                            (group->rank + step) % group->size, dst + own.begin,
                            segment_bytes(own)));
     return TR_OK;
@@ -206,13 +205,13 @@ static tr_status gather_blocks(tr_group *group, tr_op *op)
     for (int i = 0; i < group->size; i++) {
         size_t bytes = (size_t)op->counts[i] * op->item_bytes;
         if (i != group->rank && bytes > 0)
-            TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, 2 * op->sequence, i, dst, bytes));
+            TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, op->sequence, i, dst, bytes));
         if (i == group->rank && bytes > 0 && dst != op->src)
             memcpy(dst, op->src, bytes);
         dst += bytes;
     }
     for (int step = 1; step < group->size && own_bytes > 0; step++)
-        TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, 2 * op->sequence,
+        TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, op->sequence,
                            (group->rank + step) % group->size, op->src, own_bytes));
     return TR_OK;
 }

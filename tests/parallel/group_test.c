@@ -372,6 +372,33 @@ static void test_barrier(const setting *s)
     }
 }
 
+/* More posts than a group has slots: the later ones wait for the oldest. */
+static void test_many_posts(const setting *s)
+{
+    enum { MANY = 200 };
+    const member *m = &s->groups[0];
+    static float dst[MANY][MAX_RANKS], received[MANY];
+    static tr_event events[MANY], pair_events[MANY];
+    int64_t counts[MAX_RANKS];
+    for (int r = 0; r < m->size; r++)
+        counts[r] = 1;
+    for (int i = 0; i < MANY; i++) {
+        s->memory[i] = (float)(1000 * i + my_rank);
+        CHECK_OK(tr_group_all_gather(m->group, &s->memory[i], counts, 4, dst[i], &events[i]));
+        if (m->size > 1 && my_rank == 0)
+            CHECK_OK(tr_group_send(m->group, 1, &s->memory[i], 4, i, &pair_events[i]));
+        if (my_rank == 1)
+            CHECK_OK(tr_group_recv(m->group, 0, &received[i], 4, i, &pair_events[i]));
+    }
+    for (int i = MANY - 1; i >= 0; i--) {
+        CHECK_OK(tr_event_wait(&events[i]));
+        CHECK_OK(tr_event_wait(&pair_events[i]));
+        for (int r = 0; r < m->size; r++)
+            CHECK(dst[i][r] == (float)(1000 * i + r));
+        CHECK(my_rank != 1 || received[i] == (float)(1000 * i));
+    }
+}
+
 static void test_operations(void)
 {
     setting s;
@@ -399,6 +426,7 @@ static void test_operations(void)
     test_integers(&s);
     test_broadcast(&s);
     test_barrier(&s);
+    test_many_posts(&s);
     free(private_dst);
     setting_close(&s);
 }
@@ -407,7 +435,7 @@ static void test_operations(void)
  * own. */
 static void test_storm(uint64_t seed)
 {
-    enum { FLIGHT = 100, ROUNDS = 800, MAX_N = 3000, STRIDE = MAX_N * MAX_RANKS };
+    enum { FLIGHT = 100, ROUNDS = 800, MAX_N = 3000, STRIDE = MAX_N * MAX_RANKS, LARGE = 20000 };
     setting s;
     setting_open_mesh(&s);
     random_stream shared = {.key = seed}, own = {.key = tr_hash_mix(seed, (uint64_t)my_rank)};
@@ -425,7 +453,14 @@ static void test_storm(uint64_t seed)
         }
         if (i < ROUNDS) {
             task_draw(t, &s.groups[random_below(&shared, s.num_groups)], &shared, MAX_N);
-            task_post(t, src, results + (int64_t)(i % FLIGHT) * STRIDE);
+            float *dst = results + (int64_t)(i % FLIGHT) * STRIDE;
+            bool sum = t->kind == ALL_REDUCE || t->kind == ALL_REDUCE_MAX;
+            if (sum &&
+                random_below(&shared, 3) == 0) { /* one that shared memory cuts into shares */
+                t->n = t->src_n = t->dst_n = LARGE - random_below(&shared, 99);
+                dst = src + STRIDE / 2;
+            }
+            task_post(t, src, dst);
         }
         if (random_below(&own, 40) == 0)
             usleep((useconds_t)random_below(&own, 2000));
