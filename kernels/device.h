@@ -31,6 +31,15 @@ tr_status tr_cpu_device_create(tr_device **device, int num_threads);
 /* Text that names what fixes the device's bits: kind, instruction set, library and version ("cpu avx2 oneDNN 2.6.3"). */
 const char *tr_cpu_device_numerics(void);
 
+/* A product as the vendor's library alone would do it, in one call on its own `num_threads` threads: what the device's products
+ * are measured against. *product = NULL when the library has no product of this dtype on this processor. The operands of `args`
+ * stay the caller's and are read and written by run. */
+typedef struct tr_cpu_library_product tr_cpu_library_product;
+tr_status tr_cpu_library_product_create(tr_cpu_library_product **product, const tr_matmul *args,
+                                        int num_threads);
+tr_status tr_cpu_library_product_run(tr_cpu_library_product *product);
+void tr_cpu_library_product_destroy(tr_cpu_library_product *product);
+
 void tr_device_destroy(tr_device *device);
 
 #ifdef __cplusplus

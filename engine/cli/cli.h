@@ -20,8 +20,14 @@ typedef struct tr_verb {
     tr_status (*run)(int argc, char **argv);
 } tr_verb;
 
+extern const tr_verb tr_verb_bench;
 extern const tr_verb tr_verb_config;
 extern const tr_verb tr_verb_data;
+extern const tr_verb tr_verb_eval;
+extern const tr_verb tr_verb_plan;
+extern const tr_verb tr_verb_sample;
+extern const tr_verb tr_verb_train;
+extern const tr_verb tr_verb_verify;
 
 /* Under mpiexec one rank speaks: after this call main prints no error line and leaves only the exit
  * code. A verb calls it on the ranks whose failure another rank reports too (settings, say), not on
