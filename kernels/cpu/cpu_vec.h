@@ -187,10 +187,10 @@ TR_VEC_INLINE tr_vec tr_vec_exp(tr_vec x)
     return (tr_vec)((tr_vec_int)(p * (tr_vec)(exponent << 23)) & ~too_small);
 }
 
-/* 1 / (1 + e^-x); NaN stays NaN. Finite and positive for every finite x. */
+/* 1 / (1 + e^-x); NaN stays NaN. */
 TR_VEC_INLINE tr_vec tr_vec_sigmoid(tr_vec x)
 {
-    return 1.0f / (1.0f + tr_vec_exp(tr_vec_min(tr_vec_set(88.0f), -x)));
+    return 1.0f / (1.0f + tr_vec_exp(-x));
 }
 
 #endif

@@ -10,7 +10,7 @@ typedef struct xent_case {
     int64_t R, V;   /* V: the whole vocabulary */
     int64_t padded; /* columns of a rank */
     int num_ranks;
-    double width; /* of the logits */
+    double center, width; /* of the logits */
 } xent_case;
 
 enum { MAX_RANKS = 4 };
@@ -33,12 +33,17 @@ static int64_t rank_columns(const xent_case *c, int rank)
 static problem problem_new(op_env *env, const xent_case *c)
 {
     problem p = {.c = c,
-                 .full = op_tensor_random(env, c->dtype, c->R * c->V, 1, 0.0, c->width),
+                 .full = op_tensor_random(env, c->dtype, c->R * c->V, 1, c->center, c->width),
                  .labels = op_tensor_new(env, TR_I32, c->R),
                  .max = op_tensor_new(env, TR_F32, c->R),
                  .sum_target = op_tensor_new(env, TR_F32, 2 * c->R)};
     for (int64_t r = 0; r < c->R; r++)
         op_set(&p.labels, r, r % 4 == 3 ? -1.0 : floor(op_random(2, (uint64_t)r) * (double)c->V));
+    /* The first column of the second rank, and the last of all. */
+    if (c->padded < c->V)
+        op_set(&p.labels, 0, (double)c->padded);
+    if (c->R > 1)
+        op_set(&p.labels, 1, (double)(c->V - 1));
     for (int rank = 0; rank < c->num_ranks; rank++) {
         p.part[rank] = op_tensor_new(env, c->dtype, c->R * c->padded); /* padding is NaN */
         for (int64_t r = 0; r < c->R; r++)
@@ -48,6 +53,19 @@ static problem problem_new(op_env *env, const xent_case *c)
     }
     p.logits = op_values(&p.full);
     return p;
+}
+
+/* The largest of the real columns, exactly, whatever stands behind them. */
+static void check_max(const problem *p, int rank, const op_tensor *max)
+{
+    const xent_case *c = p->c;
+    const op_tensor *part = &p->part[rank];
+    for (int64_t r = 0; r < c->R; r++) {
+        double expected = -INFINITY;
+        for (int64_t v = 0; v < rank_columns(c, rank); v++)
+            expected = fmax(expected, op_get(part, r * c->padded + v));
+        assert_true(op_get(max, r) == expected);
+    }
 }
 
 /* Forward on every rank, with the all-reduces (max, then sum) between. */
@@ -61,6 +79,7 @@ static void forward(op_env *env, problem *p)
     for (int rank = 0; rank < c->num_ranks; rank++) {
         env->ops.xent_max(env->device, c->dtype, c->R, rank_columns(c, rank), c->padded,
                           p->part[rank].data, max.data);
+        check_max(p, rank, &max);
         for (int64_t r = 0; r < c->R; r++)
             op_set(&p->max, r, fmax(op_get(&p->max, r), op_get(&max, r)));
         op_record(env, &max);
@@ -138,10 +157,11 @@ static void xent_run(op_env *env, void *context)
 static void test_loss_and_gradient(void **state)
 {
     (void)state;
-    const xent_case shapes[] = {{TR_F32, 1, 1, 1, 1, 1.0},    {TR_F32, 5, 3, 3, 1, 5.0},
-                                {TR_F32, 4, 65, 80, 1, 3.0},  {TR_F32, 7, 63, 32, 2, 10.0},
-                                {TR_F32, 3, 257, 96, 4, 4.0}, {TR_F32, 2, 257, 264, 1, 60.0},
-                                {TR_F32, 6, 100, 128, 1, 0.0}};
+    const xent_case shapes[] = {
+        {TR_F32, 1, 1, 1, 1, 0.0, 1.0},    {TR_F32, 5, 3, 3, 1, 0.0, 5.0},
+        {TR_F32, 4, 65, 80, 1, -9.0, 3.0}, {TR_F32, 7, 63, 32, 2, 0.0, 10.0},
+        {TR_F32, 3, 257, 96, 4, 2.0, 4.0}, {TR_F32, 2, 257, 264, 1, 0.0, 60.0},
+        {TR_F32, 6, 100, 128, 1, 0.0, 0.0}};
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (int d = 0; d < OP_NUM_DTYPES; d++) {
             xent_case c = shapes[s];
@@ -169,7 +189,8 @@ static void test_uniform_loss_is_log_of_vocabulary(void **state)
 {
     (void)state;
     for (int d = 0; d < OP_NUM_DTYPES; d++) {
-        xent_case c = {op_dtypes[d], 5, 257, 96, 4, 0.0}; /* the fourth rank owns padding only */
+        xent_case c = {op_dtypes[d], 5,  257, 96, 4,
+                       0.0,          0.0}; /* the fourth rank owns padding only */
         op_run_case(uniform_case, &c);
     }
 }
@@ -207,7 +228,7 @@ static void test_extreme_logits(void **state)
 {
     (void)state;
     for (int d = 0; d < OP_NUM_DTYPES; d++) {
-        xent_case c = {op_dtypes[d], 3, 67, 67, 1, 1.0};
+        xent_case c = {op_dtypes[d], 3, 67, 67, 1, 0.0, 1.0};
         op_run_case(extremes_case, &c);
     }
 }
