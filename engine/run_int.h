@@ -36,6 +36,9 @@ struct tr_run {
     volatile sig_atomic_t stop_requested, save_requested;
     double flops_per_token, peak_flops;
     double checkpoint_seconds; /* spent since the last step's end */
+    bool loss_known;           /* last_loss is that of step `step` */
+    double last_loss;
+    bool save_failed; /* the last tr_run_save saved nothing */
 };
 
 /* Integer reductions over all ranks; with one rank nothing happens. */

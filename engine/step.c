@@ -200,6 +200,8 @@ tr_status tr_run_step(tr_run *run, tr_metrics *metrics)
     TR_TRY(decide_and_update(run, scale, metrics));
     run->step++;
     run->samples += (uint64_t)run->cfg.train.global_batch;
+    run->loss_known = true;
+    run->last_loss = metrics->loss;
     metrics->step = run->step;
     metrics->samples = (int64_t)run->samples;
     metrics->tokens = metrics->samples * run->cfg.train.seq_len;

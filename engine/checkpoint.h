@@ -1,0 +1,47 @@
+/* Checkpoints of a run: what is saved of it, which one is resumed, and what a change of settings in
+ * between means. The files themselves are io/'s (docs/checkpoint-format.md).
+ *
+ * Saving (tr_run_save): every rank writes its part of the state into step-N.tmp/, each element of
+ * every global tensor once over all ranks; rank 0 writes the manifest, renames, moves `latest`, and
+ * makes room. A rank that cannot write (disk full, say) makes all ranks give up this save together:
+ * the temporary folder is removed, what was there before stays, one warning is printed on rank 0,
+ * and tr_run_save returns TR_OK, since training can go on; tr_run_save_failed then says true. Other
+ * statuses (a lost peer, a time-out) end the run.
+ *
+ * Resuming (tr_run_resume): rank 0 chooses a checkpoint; every rank finds its boxes, and reads and
+ * checks all that it needs before any rank changes anything. With checkpoint.resume = auto a damaged
+ * checkpoint is passed over with one warning, for the newest one that is whole; when some are there
+ * and none is whole, or the one named by path is not, the run ends with TR_ERR_CHECKPOINT. A
+ * checkpoint of another model is refused with TR_ERR_SETTINGS. Changed settings: the mathematics as
+ * one warning with old and new values, the layout as one line of information.
+ *
+ * checkpoint.weights_only takes masters only: step, position, moments and loss scale start anew. */
+#ifndef TR_ENGINE_CHECKPOINT_H
+#define TR_ENGINE_CHECKPOINT_H
+
+#include "engine/trine.h"
+
+/* Before tr_config_resolve, on any or every rank (not collective): takes train.reduction_order and
+ * train.reduction_leaves over from the checkpoint that would be resumed, where the user set neither
+ * (they fix the run's sums, and with leaves the memory that it needs). Changes nothing when there is
+ * no checkpoint, or with checkpoint.weights_only. TR_ERR_CHECKPOINT when checkpoint.resume names a
+ * path and no checkpoint is there. */
+tr_status tr_checkpoint_peek(tr_config *cfg);
+
+/* True when the last tr_run_save saved nothing (and said so). Not collective; the same on all
+ * ranks. */
+bool tr_run_save_failed(const tr_run *run);
+
+/* Which checkpoints may be resumed, in the order to be tried. */
+typedef struct tr_resume_list {
+    char **paths; /* folders step-N */
+    int num_paths;
+    bool is_named; /* checkpoint.resume is a path: an error is final */
+    char *ignored; /* folders passed over because they are unfinished, "a, b"; NULL when none */
+} tr_resume_list;
+
+/* cfg: resolved. Reads folders and names only. TR_ERR_CHECKPOINT when a named one is not there. */
+tr_status tr_resume_list_find(tr_resume_list *list, const tr_config *cfg);
+void tr_resume_list_clear(tr_resume_list *list);
+
+#endif

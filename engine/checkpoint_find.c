@@ -1,0 +1,176 @@
+/* Which checkpoint is resumed, and what must be known of it before the run is built. */
+#include "engine/checkpoint.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "io/dir_commit.h"
+#include "io/manifest.h"
+
+static void list_add(tr_resume_list *list, char *path)
+{
+    list->paths = tr_realloc(list->paths, (size_t)list->num_paths + 1, sizeof list->paths[0]);
+    list->paths[list->num_paths++] = path;
+}
+
+static void ignored_add(tr_resume_list *list, char *path)
+{
+    char *longer =
+        tr_format("%s%s%s", list->ignored ? list->ignored : "", list->ignored ? ", " : "", path);
+    tr_free(list->ignored);
+    tr_free(path);
+    list->ignored = longer;
+}
+
+void tr_resume_list_clear(tr_resume_list *list)
+{
+    for (int i = 0; i < list->num_paths; i++)
+        tr_free(list->paths[i]);
+    tr_free(list->paths);
+    tr_free(list->ignored);
+    *list = (tr_resume_list){0};
+}
+
+/* The one that `latest` names first, then the others from the highest step down. Unfinished ones
+ * are worth a word when they would have come before. */
+static tr_status folder_find(tr_resume_list *list, const char *dir)
+{
+    tr_step_list steps;
+    int64_t latest = -1;
+    if (tr_step_list_read(&steps, dir) != TR_OK) {
+        char *message = tr_strdup(tr_error_message());
+        tr_status status = tr_fail(TR_ERR_CHECKPOINT, "%s", message);
+        tr_free(message);
+        return status;
+    }
+    if (!tr_dir_latest_read(dir, &latest))
+        latest = -1;
+    for (int i = 0; i < steps.num_entries; i++)
+        if (!steps.entries[i].is_temp && steps.entries[i].has_manifest &&
+            steps.entries[i].step == latest)
+            list_add(list, tr_step_path(dir, latest));
+    bool seen_whole = false;
+    for (int i = steps.num_entries - 1; i >= 0; i--) {
+        const tr_step_entry *entry = &steps.entries[i];
+        bool whole = !entry->is_temp && entry->has_manifest;
+        if (whole && (entry->step != latest))
+            list_add(list, tr_step_path(dir, entry->step));
+        else if (!whole && (!seen_whole || entry->step == latest))
+            ignored_add(list, entry->is_temp ? tr_step_temp_path(dir, entry->step)
+                                             : tr_step_path(dir, entry->step));
+        seen_whole = seen_whole || whole;
+    }
+    tr_step_list_clear(&steps);
+    return TR_OK;
+}
+
+static bool has_manifest(const char *path)
+{
+    char *manifest = tr_format("%s/" TR_MANIFEST_FILE_NAME, path);
+    bool found = access(manifest, F_OK) == 0;
+    tr_free(manifest);
+    return found;
+}
+
+tr_status tr_resume_list_find(tr_resume_list *list, const tr_config *cfg)
+{
+    const char *resume = cfg->checkpoint.resume;
+    *list = (tr_resume_list){0};
+    if (strcmp(resume, "none") == 0)
+        return TR_OK;
+    if (strcmp(resume, "auto") == 0)
+        return folder_find(list, cfg->checkpoint.dir);
+    list->is_named = true;
+    if (has_manifest(resume)) {
+        list_add(list, tr_strdup(resume));
+        return TR_OK;
+    }
+    /* A folder of checkpoints: its newest one. */
+    tr_status status = folder_find(list, resume);
+    if (status == TR_OK && list->num_paths == 0)
+        status = tr_fail(TR_ERR_CHECKPOINT,
+                         "checkpoint.resume = %s: no checkpoint is there (expected a folder with a "
+                         "file " TR_MANIFEST_FILE_NAME ", or a folder of such folders)",
+                         resume);
+    if (status != TR_OK)
+        tr_resume_list_clear(list);
+    return status;
+}
+
+/* ---- the reduction tree ---- */
+
+/* Takes a recorded setting over, with the checkpoint as its origin. */
+static tr_status setting_take(tr_config *cfg, const tr_config *recorded, const char *origin,
+                              const char *key)
+{
+    char *name = tr_format("train.%s", key), *value = tr_config_get(recorded, name);
+    tr_status status = TR_OK;
+    if (value != NULL && !tr_config_is_set(cfg, name)) {
+        char *text = tr_format("train:\n  %s: %s\n", key, value);
+        status = tr_config_read_text(cfg, origin, text, strlen(text));
+        tr_free(text);
+    }
+    tr_free(value);
+    tr_free(name);
+    return status;
+}
+
+/* True when M of `cfg` is a multiple of the recorded leaves; otherwise the batch was changed, and
+ * the tree with it. */
+static bool leaves_fit(const tr_config *cfg, const tr_config *recorded)
+{
+    return recorded->train.reduction_leaves > 0 &&
+           cfg->derived.microbatches % recorded->train.reduction_leaves == 0;
+}
+
+static tr_status manifest_peek(tr_config *cfg, const tr_config *resolved, const char *path)
+{
+    tr_manifest manifest;
+    tr_config recorded;
+    char *file = tr_format("%s/" TR_MANIFEST_FILE_NAME, path);
+    tr_status status = tr_manifest_read(file, &manifest);
+    if (status == TR_OK) {
+        tr_config_init(&recorded);
+        bool readable =
+            tr_config_read_text(&recorded, file, manifest.config, strlen(manifest.config)) == TR_OK;
+        if (readable && leaves_fit(resolved, &recorded)) {
+            status = setting_take(cfg, &recorded, file, "reduction_order");
+            if (status == TR_OK)
+                status = setting_take(cfg, &recorded, file, "reduction_leaves");
+        }
+        tr_config_clear(&recorded);
+        tr_manifest_clear(&manifest);
+    }
+    tr_free(file);
+    return status;
+}
+
+tr_status tr_checkpoint_peek(tr_config *cfg)
+{
+    tr_config resolved;
+    tr_resume_list list;
+    if (cfg->checkpoint.weights_only)
+        return TR_OK;
+    /* Where checkpoint.dir is open, the resolution knows. One that fails is reported by the caller's
+     * own. */
+    tr_config_copy(&resolved, cfg);
+    if (tr_config_resolve(&resolved, 0) != TR_OK) {
+        tr_config_clear(&resolved);
+        return TR_OK;
+    }
+    tr_status status = tr_resume_list_find(&list, &resolved);
+    if (status == TR_OK) {
+        tr_status peeked = TR_OK;
+        for (int i = 0; i < list.num_paths; i++) {
+            peeked = manifest_peek(cfg, &resolved, list.paths[i]);
+            if (peeked == TR_OK)
+                break; /* a damaged one is passed over here as when it is loaded, which says so */
+        }
+        status = list.is_named ? peeked : TR_OK;
+        tr_resume_list_clear(&list);
+    }
+    tr_config_clear(&resolved);
+    return status;
+}

@@ -1,0 +1,291 @@
+/* tr_run_resume: choose, check, load, compare (checkpoint.h). */
+#include "engine/checkpoint.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "engine/checkpoint_int.h"
+#include "io/checkpoint_read.h"
+#include "kernels/device.h"
+
+/* ---- the same model? ---- */
+
+static void shape_format(char text[48], int num_dims, const int64_t *shape)
+{
+    if (num_dims == 2)
+        snprintf(text, 48, "%" PRId64 " x %" PRId64, shape[0], shape[1]);
+    else
+        snprintf(text, 48, "%" PRId64, shape[0]);
+}
+
+static tr_status refuse_model(const tr_checkpoint *checkpoint, const char *difference)
+{
+    return tr_fail(TR_ERR_SETTINGS,
+                   "%s is a checkpoint of another model: %s; use its configuration, another "
+                   "run.dir, or checkpoint.resume=none",
+                   tr_checkpoint_path(checkpoint), difference);
+}
+
+static tr_status model_compare(const tr_run *run, const tr_checkpoint *checkpoint)
+{
+    const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
+    const tr_param_table *table = &run->stage.table;
+    char text[400], there[48], here[48];
+    for (int i = 0; i < table->num_rows && i < manifest->num_params; i++) {
+        const tr_manifest_param *saved = &manifest->params[i];
+        const tr_param *row = &table->rows[i];
+        shape_format(there, saved->num_dims, saved->shape);
+        shape_format(here, row->num_dims, row->shape);
+        if (strcmp(saved->name, row->name) != 0)
+            snprintf(text, sizeof text, "its tensor %d is %s, here it is %s", i, saved->name,
+                     row->name);
+        else if (strcmp(there, here) != 0)
+            snprintf(text, sizeof text, "%s is %s there and %s here", row->name, there, here);
+        else if (saved->tied_to != row->tied_to)
+            snprintf(text, sizeof text, "%s is %s there and %s here", row->name,
+                     saved->tied_to >= 0 ? "tied" : "not tied", row->tied_to >= 0 ? "tied" : "not");
+        else
+            continue;
+        return refuse_model(checkpoint, text);
+    }
+    if (table->num_rows == manifest->num_params)
+        return TR_OK;
+    snprintf(text, sizeof text, "it has %d tensors, this configuration %d", manifest->num_params,
+             table->num_rows);
+    return refuse_model(checkpoint, text);
+}
+
+/* ---- state ---- */
+
+static bool wants(const tr_run *run, tr_shard_kind kind)
+{
+    if (kind != TR_SHARD_MASTER && run->cfg.checkpoint.weights_only)
+        return false;
+    return tr_checkpoint_state(run, kind) != NULL;
+}
+
+static tr_status kinds_check(const tr_run *run, const tr_checkpoint *checkpoint)
+{
+    for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
+        if (wants(run, (tr_shard_kind)kind) && !tr_checkpoint_manifest(checkpoint)->kinds[kind])
+            return tr_fail(TR_ERR_SETTINGS,
+                           "%s has no optimizer state of the kind that this configuration needs "
+                           "(%s): set train.optimizer as it was, or "
+                           "checkpoint.weights_only=true to start a new optimizer",
+                           tr_checkpoint_path(checkpoint), tr_shard_kind_name((tr_shard_kind)kind));
+    return TR_OK;
+}
+
+/* Checks (or, with `load`, loads) the interval of one item that this rank holds. */
+static tr_status item_read(tr_run *run, tr_checkpoint *checkpoint, const tr_local_param *item,
+                           tr_shard_kind kind, bool load)
+{
+    tr_box pieces[TR_BOX_MAX_PIECES];
+    int num_pieces = tr_checkpoint_pieces(item, item->state_begin, item->state_end, pieces);
+    if (load)
+        return tr_checkpoint_read(checkpoint, item->table_row, kind, pieces, num_pieces,
+                                  tr_checkpoint_state(run, kind) + item->state_offset);
+    for (int p = 0; p < num_pieces; p++)
+        TR_TRY(tr_checkpoint_cover(checkpoint, item->table_row, kind, &pieces[p]));
+    return tr_checkpoint_read(checkpoint, item->table_row, kind, pieces, num_pieces, NULL);
+}
+
+static tr_status state_read(tr_run *run, tr_checkpoint *checkpoint, bool load)
+{
+    for (int i = 0; i < run->stage.local.num_items; i++)
+        for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
+            if (run->stage.local.items[i].param->tied_to < 0 && wants(run, (tr_shard_kind)kind))
+                TR_TRY(item_read(run, checkpoint, &run->stage.local.items[i], (tr_shard_kind)kind,
+                                 load));
+    return TR_OK;
+}
+
+/* Everything that can be refused, before anything is changed. */
+static tr_status open_and_check(tr_run *run, const char *path, tr_checkpoint **checkpoint)
+{
+    TR_TRY(tr_checkpoint_open(checkpoint, path));
+    tr_status status = model_compare(run, *checkpoint);
+    if (status == TR_OK)
+        status = kinds_check(run, *checkpoint);
+    if (status == TR_OK)
+        status = state_read(run, *checkpoint, false);
+    if (status != TR_OK) {
+        tr_checkpoint_close(*checkpoint);
+        *checkpoint = NULL;
+    }
+    return status;
+}
+
+static void position_take(tr_run *run, const tr_manifest *manifest)
+{
+    run->step = manifest->step;
+    run->samples = (uint64_t)manifest->samples;
+    run->skips_in_row = manifest->skips_in_row;
+    run->optimizer.num_updates = manifest->updates;
+    run->last_loss = manifest->loss;
+    run->loss_known = !isnan(manifest->loss);
+    if (run->scaler.dynamic) {
+        run->scaler.scale = manifest->scale;
+        run->scaler.good_steps = manifest->good_steps;
+    }
+}
+
+static void position_reset(tr_run *run)
+{
+    size_t bytes = (size_t)run->stage.local.num_state * sizeof(float);
+    run->step = 0;
+    run->samples = 0;
+    run->skips_in_row = 0;
+    run->optimizer.num_updates = 0;
+    run->loss_known = false;
+    tr_scaler_init(&run->scaler, &run->cfg);
+    for (int kind = TR_SHARD_M; kind < TR_SHARD_NUM_KINDS; kind++)
+        if (tr_checkpoint_state(run, (tr_shard_kind)kind) != NULL)
+            memset(tr_checkpoint_state(run, (tr_shard_kind)kind), 0, bytes);
+}
+
+/* ---- what changed since ---- */
+
+/* The lines of a tr_config_diff on one line: those of the given sections (NULL: all). */
+static char *diff_line(const char *diff, const char *const *sections)
+{
+    char *line = NULL;
+    while (diff != NULL && *diff != '\0') {
+        int length = (int)strcspn(diff, "\n");
+        bool shown = sections == NULL;
+        for (int i = 0; !shown && sections[i] != NULL; i++)
+            shown = strncmp(diff, sections[i], strlen(sections[i])) == 0;
+        if (shown) {
+            char *longer = tr_format("%s%s%.*s", line ? line : "", line ? ", " : "", length, diff);
+            tr_free(line);
+            line = longer;
+        }
+        diff += length + (diff[length] == '\n');
+    }
+    return line;
+}
+
+static void changes_print(const tr_run *run, const tr_config *recorded)
+{
+    static const char *const sections[] = {"parallel.", "memory.", "device.", NULL};
+    char *mathematics = tr_config_diff(recorded, &run->cfg, TR_HALF_MATHEMATICS);
+    char *layout = tr_config_diff(recorded, &run->cfg, TR_HALF_LAYOUT);
+    char *mathematics_line = diff_line(mathematics, NULL);
+    char *layout_line = diff_line(layout, sections);
+    if (mathematics_line != NULL && !run->cfg.checkpoint.weights_only)
+        tr_log_warning("the mathematics changed since the checkpoint (old / new): %s; the new "
+                       "values hold from here on",
+                       mathematics_line);
+    if (layout_line != NULL)
+        tr_log_info("the layout changed since the checkpoint (old / new): %s", layout_line);
+    tr_free(mathematics);
+    tr_free(layout);
+    tr_free(mathematics_line);
+    tr_free(layout_line);
+}
+
+/* Rank 0. */
+static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
+{
+    const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
+    const char *path = tr_checkpoint_path(checkpoint);
+    tr_config recorded;
+    if (run->cfg.checkpoint.weights_only)
+        tr_log_info("weights taken from %s", path);
+    else
+        tr_log_info("resumed from %s, after step %" PRId64, path, manifest->step);
+    if (strcmp(manifest->numerics, tr_cpu_device_numerics()) != 0)
+        tr_log_info("it was saved with other arithmetic (%s; here %s): the run goes on within "
+                    "rounding, not bit for bit",
+                    manifest->numerics, tr_cpu_device_numerics());
+    tr_config_init(&recorded);
+    if (tr_config_read_text(&recorded, path, manifest->config, strlen(manifest->config)) == TR_OK)
+        changes_print(run, &recorded);
+    else
+        tr_log_warning("settings were not compared: the recorded ones cannot be read: %s",
+                       tr_error_message());
+    tr_config_clear(&recorded);
+}
+
+/* ---- choosing ---- */
+
+/* Loads what all ranks have checked. From here on a failure is the run's end. */
+static tr_status load(tr_run *run, tr_checkpoint *checkpoint)
+{
+    TR_TRY(tr_checkpoint_agree(run, state_read(run, checkpoint, true)));
+    if (run->cfg.checkpoint.weights_only)
+        position_reset(run);
+    else
+        position_take(run, tr_checkpoint_manifest(checkpoint));
+    TR_TRY(tr_optimizer_spread(&run->optimizer));
+    TR_TRY(tr_run_feed_open(run));
+    if (run->mesh.rank == 0)
+        resumed_print(run, checkpoint);
+    return TR_OK;
+}
+
+/* Collective: the index-th path of rank 0's list on every rank, "" behind the last. */
+static tr_status path_share(tr_run *run, const tr_resume_list *list, int index, char path[PATH_MAX])
+{
+    path[0] = '\0';
+    if (run->mesh.rank == 0 && index < list->num_paths)
+        snprintf(path, PATH_MAX, "%s", list->paths[index]);
+    return tr_checkpoint_share(run, path, PATH_MAX);
+}
+
+static tr_status none_whole(const tr_run *run)
+{
+    char *last = tr_strdup(tr_error_message());
+    tr_status status = tr_fail(TR_ERR_CHECKPOINT,
+                               "no checkpoint of %s can be loaded (checkpoint.resume=none starts "
+                               "anew); the last one tried: %s",
+                               run->cfg.checkpoint.dir, last);
+    tr_free(last);
+    return status;
+}
+
+/* Tries the list in order. list: rank 0's; others' is empty. */
+static tr_status list_try(tr_run *run, const tr_resume_list *list, bool is_named, bool *resumed)
+{
+    char path[PATH_MAX];
+    for (int i = 0;; i++) {
+        TR_TRY(path_share(run, list, i, path));
+        if (path[0] == '\0')
+            return i == 0 ? TR_OK : none_whole(run);
+        tr_checkpoint *checkpoint = NULL;
+        tr_status status = tr_checkpoint_agree(run, open_and_check(run, path, &checkpoint));
+        bool whole = status == TR_OK;
+        if (whole)
+            status = load(run, checkpoint);
+        tr_checkpoint_close(checkpoint);
+        *resumed = status == TR_OK;
+        if (whole || is_named || status != TR_ERR_CHECKPOINT)
+            return status;
+        if (run->mesh.rank == 0)
+            tr_log_warning("the checkpoint %s is passed over: %s", path, tr_error_message());
+    }
+}
+
+tr_status tr_run_resume(tr_run *run, bool *resumed)
+{
+    tr_resume_list list = {0};
+    *resumed = false;
+    tr_status status = TR_OK;
+    if (run->mesh.rank == 0)
+        status = tr_resume_list_find(&list, &run->cfg);
+    status = tr_checkpoint_agree(run, status);
+    if (status == TR_OK && list.ignored != NULL)
+        tr_log_warning("unfinished checkpoints are ignored: %s", list.ignored);
+    int is_named = list.is_named;
+    if (status == TR_OK)
+        status = tr_checkpoint_share(run, &is_named, sizeof is_named);
+    if (status == TR_OK)
+        status = list_try(run, &list, is_named != 0, resumed);
+    tr_resume_list_clear(&list);
+    return status;
+}
