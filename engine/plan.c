@@ -14,8 +14,8 @@ static uint64_t shard_signature(const tr_config *cfg, const tr_param_table *tabl
     uint64_t signature = 0;
     tr_local_params_init(&local, table, cfg, mesh);
     for (int i = 0; i < local.num_items; i++)
-        signature = signature * 1000003u + (uint64_t)(local.items[i].shard_end -
-                                                      local.items[i].shard_begin);
+        signature = signature * 1000003u +
+                    (uint64_t)(local.items[i].shard_end - local.items[i].shard_begin);
     tr_local_params_clear(&local);
     return signature;
 }

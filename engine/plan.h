@@ -16,11 +16,13 @@ typedef struct tr_plan_rank {
 tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks);
 
 typedef struct tr_plan_pipeline {
-    double idle_share;      /* of all ranks' time in a step, by the schedule's simulation */
-    double slowest_share;   /* busiest stage's work over the mean */
-    double *chunk_flops;    /* [num_chunks] forward FLOPs of one microbatch, all tensor ranks together; freed with tr_free */
-    int *peak_live;         /* [num_chunks] microbatches whose activations live at once; freed with tr_free */
-    char *text;             /* the schedule as text, one line per stage; freed with tr_free */
+    double idle_share;    /* of all ranks' time in a step, by the schedule's simulation */
+    double slowest_share; /* busiest stage's work over the mean */
+    double *
+        chunk_flops; /* [num_chunks] forward FLOPs of one microbatch, all tensor ranks together; freed with tr_free */
+    int *
+        peak_live; /* [num_chunks] microbatches whose activations live at once; freed with tr_free */
+    char *text;    /* the schedule as text, one line per stage; freed with tr_free */
 } tr_plan_pipeline;
 
 /* Costs are counted FLOPs: forward 1, backward 2 of each chunk's products and attention. */

@@ -228,9 +228,8 @@ static tr_status world_create(tr_run *run, MPI_Comm comm)
 
 static tr_status device_create(tr_run *run)
 {
-    TR_TRY(tr_cpu_device_create(&run->device,
-                                tr_peak_threads(run->cfg.device.threads,
-                                                tr_world_local_size(run->world))));
+    TR_TRY(tr_cpu_device_create(
+        &run->device, tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world))));
     if (run->callbacks.device != NULL)
         run->callbacks.device(run->callbacks.context, run->device);
     run->flops_per_token = tr_model_flops_per_token(&run->cfg);

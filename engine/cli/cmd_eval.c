@@ -10,7 +10,8 @@
 static const char usage[] =
     "usage: [mpiexec -n RANKS] trine eval CONFIG [section.key=value ...]\n"
     "\n"
-    "Loads the weights that checkpoint.resume names (auto: the newest checkpoint of the run) and prints\n"
+    "Loads the weights that checkpoint.resume names (auto: the newest checkpoint of the run) and "
+    "prints\n"
     "the mean loss over data.valid, or over its first train.eval_batches global batches.\n";
 
 static tr_status run(int argc, char **argv)

@@ -12,7 +12,8 @@
 static const char usage[] =
     "usage: trine plan [--ranks N] [--schedule] CONFIG [section.key=value ...]\n"
     "\n"
-    "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal bytes share\n"
+    "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal "
+    "bytes share\n"
     "a line), and the idle share of the pipeline schedule with costs counted in FLOPs.\n"
     "\n"
     "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
@@ -61,8 +62,8 @@ static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
                "microbatches live\n",
                c, c % (int)cfg->parallel.pipeline, (long long)cfg->derived.chunk_layers[c],
                plan.chunk_flops[c] * 1e-9, plan.peak_live[c]);
-    printf("pipeline idle share %.2f %% (slowest stage %.3f of the mean)\n",
-           plan.idle_share * 100, plan.slowest_share);
+    printf("pipeline idle share %.2f %% (slowest stage %.3f of the mean)\n", plan.idle_share * 100,
+           plan.slowest_share);
     if (with_schedule)
         printf("%s", plan.text);
     tr_free(plan.chunk_flops);

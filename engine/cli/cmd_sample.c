@@ -17,8 +17,10 @@ static const char usage[] =
     "                    [--top-k K] [--seed S] [section.key=value ...]\n"
     "\n"
     "Loads the weights that checkpoint.resume names (auto: the newest checkpoint of the run) and\n"
-    "continues the prompt by N tokens (default 200). Temperature 0 takes the likeliest token; the default\n"
-    "is 0.8. --top-k K keeps the K likeliest tokens (0 = all). The same seed gives the same text. Needs\n"
+    "continues the prompt by N tokens (default 200). Temperature 0 takes the likeliest token; the "
+    "default\n"
+    "is 0.8. --top-k K keeps the K likeliest tokens (0 = all). The same seed gives the same text. "
+    "Needs\n"
     "data.tokenizer bytes. Only the last train.seq_len tokens are seen by the model.\n";
 
 typedef struct sampling {
@@ -143,8 +145,8 @@ static tr_status batch_shrink(tr_job *job)
 {
     char text[64];
     int64_t others = job->cfg.parallel.tensor * job->cfg.parallel.pipeline;
-    int64_t data = job->cfg.parallel.data > 0 ? job->cfg.parallel.data
-                                              : job->size / (others > 0 ? others : 1);
+    int64_t data =
+        job->cfg.parallel.data > 0 ? job->cfg.parallel.data : job->size / (others > 0 ? others : 1);
     snprintf(text, sizeof text, "train.global_batch=%lld", (long long)(data > 0 ? data : 1));
     TR_TRY(tr_job_override(job, text));
     TR_TRY(tr_job_override(job, "train.micro_batch=1"));
@@ -161,9 +163,10 @@ static tr_status run(int argc, char **argv)
     TR_TRY(batch_shrink(&job));
     TR_TRY(tr_job_resolve(&job));
     if (job.cfg.data.tokenizer == NULL || strcmp(job.cfg.data.tokenizer, "bytes") != 0)
-        return tr_job_end(&job, tr_fail(TR_ERR_SETTINGS,
-                                        "trine sample needs data.tokenizer bytes to turn text into "
-                                        "tokens and back; other tokenizers are not in this version"));
+        return tr_job_end(&job,
+                          tr_fail(TR_ERR_SETTINGS,
+                                  "trine sample needs data.tokenizer bytes to turn text into "
+                                  "tokens and back; other tokenizers are not in this version"));
     static const tr_run_callbacks no_data = {.batch = NULL};
     tr_free(job.cfg.data.train);
     tr_free(job.cfg.data.valid);

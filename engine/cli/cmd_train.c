@@ -14,10 +14,12 @@
 static const char usage[] =
     "usage: mpiexec -n RANKS trine train CONFIG [section.key=value ...]\n"
     "\n"
-    "Trains the model of CONFIG on RANKS ranks = parallel.data x tensor x pipeline, and goes on from\n"
+    "Trains the model of CONFIG on RANKS ranks = parallel.data x tensor x pipeline, and goes on "
+    "from\n"
     "the newest checkpoint of checkpoint.dir when there is one (checkpoint.resume).\n"
     "\n"
-    "SIGTERM, SIGINT or a file RUN/ctl/stop: finish the step, save, exit 75; a second signal ends at\n"
+    "SIGTERM, SIGINT or a file RUN/ctl/stop: finish the step, save, exit 75; a second signal ends "
+    "at\n"
     "once. SIGUSR2 or RUN/ctl/save: save and go on. RUN is run.dir, with log.txt, metrics.jsonl,\n"
     "status.json, config.yaml and checkpoints/.\n";
 

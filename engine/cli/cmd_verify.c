@@ -14,11 +14,16 @@
 static const char usage[] =
     "usage: mpiexec -n RANKS trine verify CONFIG LAYOUT LAYOUT... [section.key=value ...]\n"
     "\n"
-    "Takes one step of the first batch of data.train through each LAYOUT, a comma-separated list of\n"
-    "parallel settings such as data=2,tensor=2,zero=1 (what is not named is as in CONFIG; data, tensor\n"
-    "and pipeline default to 1), and compares loss, gradient norm and every gradient with the first\n"
-    "layout's. Ranks that a layout does not need are idle. train.reduction_leaves is resolved once, from\n"
-    "the largest data size among the layouts, so that data sizes can agree bit for bit. Exit 7 when a\n"
+    "Takes one step of the first batch of data.train through each LAYOUT, a comma-separated list "
+    "of\n"
+    "parallel settings such as data=2,tensor=2,zero=1 (what is not named is as in CONFIG; data, "
+    "tensor\n"
+    "and pipeline default to 1), and compares loss, gradient norm and every gradient with the "
+    "first\n"
+    "layout's. Ranks that a layout does not need are idle. train.reduction_leaves is resolved "
+    "once, from\n"
+    "the largest data size among the layouts, so that data sizes can agree bit for bit. Exit 7 "
+    "when a\n"
     "gradient differs by more than the precision explains.\n";
 
 typedef struct outcome {
@@ -185,8 +190,9 @@ static tr_status run(int argc, char **argv)
         status = tr_fail(TR_ERR_SETTINGS, "trine verify needs layouts, e.g. data=1 data=2,zero=1");
     MPI_Bcast(&agree, 1, MPI_INT, 0, MPI_COMM_WORLD);
     if (status == TR_OK && !agree)
-        status = tr_fail(TR_ERR_NUMERICS, "a gradient differs from the first layout's by more than "
-                                          "%g, see the lines above",
+        status = tr_fail(TR_ERR_NUMERICS,
+                         "a gradient differs from the first layout's by more than "
+                         "%g, see the lines above",
                          tolerance(job.cfg.train.precision));
     tr_free(layouts);
     return tr_job_end(&job, status);

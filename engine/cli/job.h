@@ -12,9 +12,9 @@
 
 typedef struct tr_job {
     int rank, size;
-    tr_config cfg;      /* read; resolved by tr_job_resolve */
-    char *status_path;  /* status.json to write on failure; NULL: none */
-    tr_run *run;        /* for the step in status.json; NULL before it is open */
+    tr_config cfg;     /* read; resolved by tr_job_resolve */
+    char *status_path; /* status.json to write on failure; NULL: none */
+    tr_run *run;       /* for the step in status.json; NULL before it is open */
 } tr_job;
 
 /* MPI_Init, then the configuration of argv (VERB CONFIG [key=value ...]); not yet resolved. On failure MPI is finalised. */

@@ -174,8 +174,8 @@ static void line_print(tr_train_report *report, const tr_metrics *m, const doubl
                 "(wait: tensor %.0f, data %.0f, idle %.0f, feed %.0f ms) | left %s",
                 (long long)m->step, (long long)report->cfg->train.steps, m->loss, valid,
                 m->grad_norm, m->lr, extra, rate, m->step_seconds, m->times.tensor * 1e3,
-                m->times.data * 1e3, (m->times.idle + m->times.pipeline) * 1e3,
-                m->times.feed * 1e3, left);
+                m->times.data * 1e3, (m->times.idle + m->times.pipeline) * 1e3, m->times.feed * 1e3,
+                left);
 }
 
 static void events_print(tr_train_report *report, const tr_metrics *m)
@@ -186,14 +186,13 @@ static void events_print(tr_train_report *report, const tr_metrics *m)
                        (long long)m->step, isfinite(m->loss) ? "a gradient is" : "the loss is",
                        isfinite(m->grad_norm) ? "" : " and the gradient norm neither",
                        (long long)m->skips_in_row, m->loss_scale,
-                       (unsigned long long)m->first_sample,
-                       (unsigned long long)m->samples - 1);
+                       (unsigned long long)m->first_sample, (unsigned long long)m->samples - 1);
     if (m->skipped && m->bad_rank >= 0)
         tr_log_warning("step %lld: rank %d has the first loss that is not finite",
                        (long long)m->step, m->bad_rank);
     if (m->last_epoch > report->epoch) {
-        tr_log_info("epoch %llu of the data begins in step %lld",
-                    (unsigned long long)m->last_epoch, (long long)m->step);
+        tr_log_info("epoch %llu of the data begins in step %lld", (unsigned long long)m->last_epoch,
+                    (long long)m->step);
         report->epoch = m->last_epoch;
     }
 }
@@ -201,28 +200,27 @@ static void events_print(tr_train_report *report, const tr_metrics *m)
 tr_status tr_train_report_step(tr_train_report *report, const tr_metrics *m,
                                const double *valid_loss)
 {
-    const tr_metrics_record record = {
-        .step = (uint64_t)m->step,
-        .samples = (uint64_t)m->samples,
-        .tokens = (uint64_t)m->tokens,
-        .loss = m->loss,
-        .grad_norm = m->grad_norm,
-        .lr = m->lr,
-        .loss_scale = m->loss_scale,
-        .skipped = m->skipped,
-        .step_ms = m->step_seconds * 1e3,
-        .tokens_per_s = m->tokens_per_second,
-        .mfu = m->mfu,
-        .memory_peak_bytes = m->memory_peak_bytes,
-        .time = {.compute = m->times.compute * 1e3,
-                 .tensor = m->times.tensor * 1e3,
-                 .data = m->times.data * 1e3,
-                 .pipeline = m->times.pipeline * 1e3,
-                 .idle = m->times.idle * 1e3,
-                 .feed = m->times.feed * 1e3,
-                 .checkpoint = m->times.checkpoint * 1e3},
-        .has_valid_loss = valid_loss != NULL,
-        .valid_loss = valid_loss != NULL ? *valid_loss : 0};
+    const tr_metrics_record record = {.step = (uint64_t)m->step,
+                                      .samples = (uint64_t)m->samples,
+                                      .tokens = (uint64_t)m->tokens,
+                                      .loss = m->loss,
+                                      .grad_norm = m->grad_norm,
+                                      .lr = m->lr,
+                                      .loss_scale = m->loss_scale,
+                                      .skipped = m->skipped,
+                                      .step_ms = m->step_seconds * 1e3,
+                                      .tokens_per_s = m->tokens_per_second,
+                                      .mfu = m->mfu,
+                                      .memory_peak_bytes = m->memory_peak_bytes,
+                                      .time = {.compute = m->times.compute * 1e3,
+                                               .tensor = m->times.tensor * 1e3,
+                                               .data = m->times.data * 1e3,
+                                               .pipeline = m->times.pipeline * 1e3,
+                                               .idle = m->times.idle * 1e3,
+                                               .feed = m->times.feed * 1e3,
+                                               .checkpoint = m->times.checkpoint * 1e3},
+                                      .has_valid_loss = valid_loss != NULL,
+                                      .valid_loss = valid_loss != NULL ? *valid_loss : 0};
     TR_TRY(tr_metrics_file_append(report->metrics, &record));
     events_print(report, m);
     line_print(report, m, valid_loss);

@@ -10,8 +10,8 @@ typedef struct tr_train_report {
     tr_run *run;
     tr_metrics_file *metrics;
     char *status_path;
-    double last_status;     /* clock of the last status.json */
-    double mean_seconds;    /* of recent steps, for the time left */
+    double last_status;  /* clock of the last status.json */
+    double mean_seconds; /* of recent steps, for the time left */
     uint64_t epoch;
 } tr_train_report;
 
