@@ -21,6 +21,7 @@ typedef struct tr_verb {
 } tr_verb;
 
 extern const tr_verb tr_verb_bench;
+extern const tr_verb tr_verb_ckpt;
 extern const tr_verb tr_verb_config;
 extern const tr_verb tr_verb_data;
 extern const tr_verb tr_verb_eval;

@@ -12,8 +12,8 @@
 #include "kernels/device.h"
 
 static const tr_verb *const verbs[] = {
-    &tr_verb_train, &tr_verb_plan,   &tr_verb_verify, &tr_verb_data,
-    &tr_verb_eval,  &tr_verb_sample, &tr_verb_bench,  &tr_verb_config,
+    &tr_verb_train,  &tr_verb_plan,  &tr_verb_verify, &tr_verb_data, &tr_verb_eval,
+    &tr_verb_sample, &tr_verb_bench, &tr_verb_config, &tr_verb_ckpt,
 };
 enum { NUM_VERBS = sizeof verbs / sizeof *verbs };
 

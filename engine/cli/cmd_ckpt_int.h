@@ -1,0 +1,14 @@
+/* The sub-verbs of trine ckpt; argv[0] is the name that messages give. */
+#ifndef TR_ENGINE_CLI_CMD_CKPT_INT_H
+#define TR_ENGINE_CLI_CMD_CKPT_INT_H
+
+#include "base/status.h"
+
+tr_status tr_ckpt_ls_run(int argc, char **argv);
+tr_status tr_ckpt_show_run(int argc, char **argv);
+tr_status tr_ckpt_verify_run(int argc, char **argv);
+
+/* "1.50 GB" with powers of 1000. */
+void tr_ckpt_size_format(char text[24], double bytes);
+
+#endif
