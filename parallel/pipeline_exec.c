@@ -1,7 +1,9 @@
-/* See pipeline_exec.h. Creation turns the rank's list into steps whose buffers and events are fixed; running walks over the steps.
+/* See pipeline_exec.h. Creation turns the rank's list into steps whose buffers and events are
+ * fixed; running walks over the steps.
  *
- * A step that uses a received buffer waits for that receive's event, a step that fills a send buffer waits for the event of the buffer's last
- * send; nothing else waits before the end of the list. */
+ * A step that uses a received buffer waits for that receive's event, a step that fills a send
+ * buffer waits for the event of the buffer's last send; nothing else waits before the end of the
+ * list. */
 #include "parallel/pipeline_exec.h"
 
 #include <string.h>
@@ -14,10 +16,10 @@
 typedef struct step {
     tr_action action;
     int peer; /* transfers: the other stage */
-    void *
-        buffer; /* SEND: source; RECV_BACKWARD: destination; F, B: what the result goes to, or NULL */
-    const void *
-        source; /* B: gradient of the output, or NULL; RECV between chunks of one rank: what is copied */
+    /* SEND: source; RECV_BACKWARD: destination; F, B: what the result goes to, or NULL. */
+    void *buffer;
+    /* B: gradient of the output, or NULL; RECV between chunks of one rank: what is copied. */
+    const void *source;
     tr_event *event; /* transfers: theirs; F, B: the input's, or NULL */
     tr_event *reuse; /* F, B: the event of the last send from `buffer`, or NULL */
 } step;
@@ -104,7 +106,8 @@ static pair *find_pairs(tr_pipeline_exec *exec, const tr_schedule *schedule,
     return pairs;
 }
 
-/* The step of one action; `of` is its chunk's and microbatch's, `before` the step in front of it (receives within a rank follow their send). */
+/* The step of one action; `of` is its chunk's and microbatch's, `before` the step in front of it
+ * (receives within a rank follow their send). */
 static step make_step(tr_pipeline_exec *exec, const tr_action *action, const pair *of,
                       const step *before, const buffers *memory)
 {

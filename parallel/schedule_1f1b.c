@@ -1,5 +1,6 @@
-/* 1F1B with a flush (PipeDream-flush, Narayanan et al. 2021): a rank runs as many forwards ahead as there are stages after it, then one
- * forward and one backward in turn. At most min(M, num_stages - rank) microbatches are live. */
+/* 1F1B with a flush (PipeDream-flush, Narayanan et al. 2021): a rank runs as many forwards ahead as
+ * there are stages after it, then one forward and one backward in turn. At most min(M, num_stages -
+ * rank) microbatches are live. */
 #include "parallel/schedule_int.h"
 
 void tr_schedule_1f1b(tr_schedule *schedule, int rank)

@@ -1,4 +1,5 @@
-/* Proves a schedule: first each rank's list for itself, then each channel, then all lists together (deadlock). */
+/* Proves a schedule: first each rank's list for itself, then each channel, then all lists together
+ * (deadlock). */
 #include "parallel/schedule_int.h"
 
 #include <string.h>
@@ -80,7 +81,8 @@ static tr_status check_actions(checker *check, int rank)
     return TR_OK;
 }
 
-/* Names a missing action by what needs it: a transfer by its other end, a compute action by its chunk. */
+/* Names a missing action by what needs it: a transfer by its other end, a compute action by its
+ * chunk. */
 static tr_status fail_missing(const checker *check, const tr_action *missing)
 {
     char text[TR_ACTION_TEXT], other_text[TR_ACTION_TEXT];
@@ -191,7 +193,8 @@ static tr_status check_slots(const checker *check, int rank)
     return status;
 }
 
-/* One step of check_buffers: `holder` is what a buffer holds that is still needed, NULL for nothing. */
+/* One step of check_buffers: `holder` is what a buffer holds that is still needed, NULL for
+ * nothing. */
 static tr_status take_buffer(int rank, const tr_action *action, const tr_action **holder)
 {
     char text[TR_ACTION_TEXT], held[TR_ACTION_TEXT];
@@ -204,8 +207,9 @@ static tr_status take_buffer(int rank, const tr_action *action, const tr_action 
     return TR_OK;
 }
 
-/* Send buffers: between the action that fills one and its send, nothing else fills it (that the send then completes before the next filling is
- * what the filling waits for). Gradient buffers: between the receive and its B. */
+/* Send buffers: between the action that fills one and its send, nothing else fills it (that the
+ * send then completes before the next filling is what the filling waits for). Gradient buffers:
+ * between the receive and its B. */
 static tr_status walk_buffers(const checker *check, int rank, const tr_action **sends,
                               const tr_action **grads)
 {
@@ -254,7 +258,8 @@ static tr_status check_buffers(const checker *check, int rank)
     return status;
 }
 
-/* The next action at or after *i that sends to, or receives from, `peer`; NULL at the end of the list. */
+/* The next action at or after *i that sends to, or receives from, `peer`; NULL at the end of the
+ * list. */
 static const tr_action *next_transfer(const checker *check, int rank, bool sends, int peer, int *i)
 {
     const tr_action_list *list = &check->schedule->ranks[rank];
@@ -267,7 +272,8 @@ static const tr_action *next_transfer(const checker *check, int rank, bool sends
     return NULL;
 }
 
-/* The n-th receive of a channel is for the n-th send. Within one rank it directly follows it. Each send has its receive somewhere (check_pair). */
+/* The n-th receive of a channel is for the n-th send. Within one rank it directly follows it. Each
+ * send has its receive somewhere (check_pair). */
 static tr_status check_channel(const checker *check, int from, int to)
 {
     int i = 0, j = 0;

@@ -1,5 +1,5 @@
-/* GPipe (Huang et al. 2019): all forwards, then all backwards. Every microbatch's activations are live in between. Backwards run in
- * microbatch order, so that weight gradients do. */
+/* GPipe (Huang et al. 2019): all forwards, then all backwards. Every microbatch's activations are
+ * live in between. Backwards run in microbatch order, so that weight gradients do. */
 #include "parallel/schedule_int.h"
 
 void tr_schedule_gpipe(tr_schedule *schedule, int rank)

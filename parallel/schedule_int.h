@@ -1,5 +1,6 @@
-/* What the files of parallel/schedule*.c share. A schedule is made in three steps: a generator appends the compute actions of every rank,
- * tr_schedule_place puts transfers, slots and buffers in, tr_schedule_check proves the result. */
+/* What the files of parallel/schedule*.c share. A schedule is made in three steps: a generator
+ * appends the compute actions of every rank, tr_schedule_place puts transfers, slots and buffers
+ * in, tr_schedule_check proves the result. */
 #ifndef TR_PARALLEL_SCHEDULE_INT_H
 #define TR_PARALLEL_SCHEDULE_INT_H
 
@@ -36,7 +37,8 @@ static inline bool tr_action_is_recv(tr_action_kind kind)
     return kind == TR_ACTION_RECV_FORWARD || kind == TR_ACTION_RECV_BACKWARD;
 }
 
-/* Generators: the compute actions of one rank, in order, appended to schedule->ranks[rank] (storage for all of them is there). */
+/* Generators: the compute actions of one rank, in order, appended to schedule->ranks[rank] (storage
+ * for all of them is there). */
 void tr_schedule_gpipe(tr_schedule *schedule, int rank);
 void tr_schedule_1f1b(tr_schedule *schedule, int rank);
 void tr_schedule_interleaved(tr_schedule *schedule, int rank);
@@ -46,17 +48,20 @@ void tr_schedule_add_forward(tr_schedule *schedule, int rank, int chunk, int mic
 /* B directly followed by its W. */
 void tr_schedule_add_backward(tr_schedule *schedule, int rank, int chunk, int microbatch);
 
-/* The k-th forward of a rank that goes through its chunks in groups of num_stages microbatches (Narayanan et al. 2021, figure 4; the last
- * group may be smaller), and the k-th backward, which takes the chunks from last to first. k in 0 ... num_virtual * num_microbatches - 1. */
+/* The k-th forward of a rank that goes through its chunks in groups of num_stages microbatches
+ * (Narayanan et al. 2021, figure 4; the last group may be smaller), and the k-th backward, which
+ * takes the chunks from last to first. k in 0 ... num_virtual * num_microbatches - 1. */
 void tr_schedule_group_order(const tr_schedule *schedule, int rank, int k, bool backward,
                              int *chunk, int *microbatch);
 
-/* Replaces the compute lists by full lists, and sets num_slots, num_send_buffers and num_grad_buffers. */
+/* Replaces the compute lists by full lists, and sets num_slots, num_send_buffers and
+ * num_grad_buffers. */
 void tr_schedule_place(tr_schedule *schedule);
 
-/* Runs all lists against each other, every action as early as the channel model allows. The lists must pass the
- * checks of single ranks and channels (schedule_check.c). costs may be NULL (all zero). end: [num_stages], when each rank's actions and transfers are complete.
- * TR_ERR_INTERNAL that names two actions when the lists deadlock. */
+/* Runs all lists against each other, every action as early as the channel model allows. The lists
+ * must pass the checks of single ranks and channels (schedule_check.c). costs may be NULL (all
+ * zero). end: [num_stages], when each rank's actions and transfers are complete. TR_ERR_INTERNAL
+ * that names two actions when the lists deadlock. */
 tr_status tr_schedule_replay(const tr_schedule *schedule, const tr_schedule_costs *costs,
                              double *end);
 

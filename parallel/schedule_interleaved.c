@@ -1,5 +1,6 @@
-/* Interleaved 1F1B (Narayanan et al. 2021, section 2.2): each rank holds several chunks and goes through them in groups of num_stages
- * microbatches, which divides the idle time by num_virtual. The number of microbatches is a multiple of num_stages. */
+/* Interleaved 1F1B (Narayanan et al. 2021, section 2.2): each rank holds several chunks and goes
+ * through them in groups of num_stages microbatches, which divides the idle time by num_virtual.
+ * The number of microbatches is a multiple of num_stages. */
 #include "parallel/schedule_int.h"
 
 void tr_schedule_interleaved(tr_schedule *schedule, int rank)

@@ -1,12 +1,13 @@
 /* Puts the transfers, slots and buffers into lists of compute actions.
  *
- * A send stands right after the action that makes its data (after W where W directly follows B, so that the two stay one
- * call). Receives of a channel stand in the order of its sends, which the sender's compute list fixes. Each stands as late as its
- * user and the order allow, but one call ahead of that where this takes no activation slot more than the latest place would: so the peak of live
- * activations stays the generator's. Slots and gradient buffers are the smallest free ones; send buffers take turns. */
+ * A send stands right after the action that makes its data (after W where W directly follows B, so
+ * that the two stay one call). Receives of a channel stand in the order of its sends, which the
+ * sender's compute list fixes. Each stands as late as its user and the order allow, but one call
+ * ahead of that where this takes no activation slot more than the latest place would: so the peak
+ * of live activations stays the generator's. Slots and gradient buffers are the smallest free ones;
+ * send buffers take turns. */
 #include "parallel/schedule_int.h"
 
-#include <limits.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -77,7 +78,8 @@ static void number_calls(const placement *place, int *forward_call, int *backwar
     }
 }
 
-/* All receives of this rank from rank `from`; a receive must be posted before the user of any later one. */
+/* All receives of this rank from rank `from`; a receive must be posted before the user of any later
+ * one. */
 static void find_incoming(placement *place, int from, const int *forward_call,
                           const int *backward_call)
 {
@@ -115,7 +117,8 @@ static void take_slot(placement *place, int chunk)
         place->peak[local] = place->live[local];
 }
 
-/* Posts the receives that call number `call` or earlier ones need, and those that the call `ahead` later needs where that raises no peak. */
+/* Posts the receives that call number `call` or earlier ones need, and those that the call `ahead`
+ * later needs where that raises no peak. */
 static void place_receives(placement *place, int call, int ahead)
 {
     for (int i = 0; i < place->num_channels; i++) {
@@ -149,7 +152,8 @@ static void place_send(placement *place, const tr_action *action)
     }
 }
 
-/* Makes place->list, with receives up to `ahead` calls early, and place->peak, which early receives never raise. */
+/* Makes place->list, with receives up to `ahead` calls early, and place->peak, which early receives
+ * never raise. */
 static void place_list(placement *place, int ahead)
 {
     const tr_schedule *schedule = place->schedule;

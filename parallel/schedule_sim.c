@@ -1,7 +1,8 @@
 /* Runs the lists of all ranks against each other, without data: finds deadlocks and step times.
  *
- * Time is a maximum of sums along the dependencies, so that the order in which ranks are advanced here does not matter: each rank goes on until
- * it must wait, round after round, until all are done or none moves. */
+ * Time is a maximum of sums along the dependencies, so that the order in which ranks are advanced
+ * here does not matter: each rank goes on until it must wait, round after round, until all are done
+ * or none moves. */
 #include "parallel/schedule_int.h"
 
 #include <string.h>
@@ -115,7 +116,8 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
-/* Posts a send or receive; a pair is complete one transfer time after both are posted and the pair before it is complete. */
+/* Posts a send or receive; a pair is complete one transfer time after both are posted and the pair
+ * before it is complete. */
 static void post(replay *run, runner *rank, const tr_action *action)
 {
     channel *on = channel_of(run, action);

@@ -1,5 +1,5 @@
-/* See stage_split.h. Layers are unit jobs and only counts matter, so that handing them out one by one to the
- * least loaded chunk gives the smallest maximum. */
+/* See stage_split.h. Layers are unit jobs and only counts matter, so that handing them out one by
+ * one to the least loaded chunk gives the smallest maximum. */
 #include "parallel/stage_split.h"
 
 #include "base/alloc.h"

@@ -1,5 +1,6 @@
-/* Runs every kind of schedule through the executor with a toy model whose numbers remember where they came from and in which order, on as many
- * stages as there are ranks, and compares with the same work done in sequence: results, live activations, bytes sent, allocations.
+/* Runs every kind of schedule through the executor with a toy model whose numbers remember where
+ * they came from and in which order, on as many stages as there are ranks, and compares with the
+ * same work done in sequence: results, live activations, bytes sent, allocations.
  *
  *     mpiexec -n RANKS pipeline_exec_test shm|mpi */
 #include <mpi.h>
@@ -67,7 +68,8 @@ static void check_ok(tr_status status)
         fail_test(tr_error_message());
 }
 
-/* The toy model. Chunk c makes mix(x, c) of each word; the gradient of its input is mix(g ^ x, c); its weight gradient is a chain over microbatches. */
+/* The toy model. Chunk c makes mix(x, c) of each word; the gradient of its input is mix(g ^ x, c);
+ * its weight gradient is a chain over microbatches. */
 static uint64_t forward_word(uint64_t input, int chunk)
 {
     return tr_hash_mix(input, (uint64_t)chunk);
@@ -356,7 +358,8 @@ int main(int argc, char **argv)
     check(num_stages * 3 <= MAX_CHUNKS, "too many ranks");
     random_state = (uint64_t)stage * 7919 + 1;
 
-    /* Two send buffers in each direction; gradients need fewer buffers than there are chunks and microbatches. */
+    /* Two send buffers in each direction; gradients need fewer buffers than there are chunks and
+     * microbatches. */
     size_t stride = WORDS * sizeof(uint64_t) + 256;
     void *send_memory, *recv_memory = tr_alloc(3 * MAX_MICROBATCHES, stride);
     check_ok(tr_world_comm_memory(world, 4 * stride, &send_memory));

@@ -1,6 +1,7 @@
-/* A machine that runs training schedules action by action on named values, with slots, buffers and channels that hold them: what the checker
- * should say, found by doing it. Slow and small; for schedules on two ranks or more. Written without the checker's ideas: it knows no
- * intervals and no orders, only what is in each place at each moment. */
+/* A machine that runs training schedules action by action on named values, with slots, buffers and
+ * channels that hold them: what the checker should say, found by doing it. Slow and small; for
+ * schedules on two ranks or more. Written without the checker's ideas: it knows no intervals and no
+ * orders, only what is in each place at each moment. */
 #ifndef SCHEDULE_MACHINE_H
 #define SCHEDULE_MACHINE_H
 
@@ -11,14 +12,16 @@
 
 enum { SCHEDULE_MACHINE_MAX = 64 }; /* buffers of one sort on a rank */
 
-/* When transfers complete: as soon as they can, only when no rank can go on without, or by chance. */
+/* When transfers complete: as soon as they can, only when no rank can go on without, or by
+ * chance. */
 typedef enum schedule_machine_order {
     SCHEDULE_MACHINE_EAGER,
     SCHEDULE_MACHINE_LAZY,
     SCHEDULE_MACHINE_RANDOM
 } schedule_machine_order;
 
-/* True when every use finds the right value, every transfer meets its other end, and all work is done once. */
+/* True when every use finds the right value, every transfer meets its other end, and all work is
+ * done once. */
 bool schedule_machine_accepts(const tr_schedule *schedule, schedule_machine_order order,
                               uint64_t seed);
 

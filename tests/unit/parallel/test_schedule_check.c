@@ -1,4 +1,5 @@
-/* The checker refuses lists with a planted fault and names the actions, and agrees with a machine that runs the lists on random ones. */
+/* The checker refuses lists with a planted fault and names the actions, and agrees with a machine
+ * that runs the lists on random ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -162,8 +163,9 @@ static void receives_in_another_order_than_sends(void **state)
     assert_refused(schedule, "the receive for 1F1", "rank 0 posts the send of 0F0");
 }
 
-/* Each rank waits for the other: rank 0 wants the gradient of microbatch 0 before it sends microbatch 1, rank 1 wants microbatch 1 before it
- * does the backward of 0. Each list and each channel is in order by itself. */
+/* Each rank waits for the other: rank 0 wants the gradient of microbatch 0 before it sends
+ * microbatch 1, rank 1 wants microbatch 1 before it does the backward of 0. Each list and each
+ * channel is in order by itself. */
 static void cycles_between_ranks(void **state)
 {
     (void)state;
@@ -185,8 +187,9 @@ static void cycles_between_ranks(void **state)
                    "rank 1 stands at 1F1");
 }
 
-/* All forwards first on rank 0, one forward and one backward in turn on rank 1: with sends that complete by themselves this works, but with
- * rendezvous rank 0 runs out of free send buffers before it posts its first receive, and then rank 1 does. */
+/* All forwards first on rank 0, one forward and one backward in turn on rank 1: with sends that
+ * complete by themselves this works, but with rendezvous rank 0 runs out of free send buffers
+ * before it posts its first receive, and then rank 1 does. */
 static void deadlocks_on_send_buffers(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* What the generators make: the lists of small schedules as texts written by hand, the activations that each kind keeps, and which numbers are refused. */
+/* What the generators make: the lists of small schedules as texts written by hand, the activations
+ * that each kind keeps, and which numbers are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -137,7 +138,8 @@ static void interleaved_activations_do_not_grow_with_microbatches(void **state)
         }
 }
 
-/* Rank 1 uses the activations in the opposite order: its receives must all stand in front of its first forward, in the order of the sends. */
+/* Rank 1 uses the activations in the opposite order: its receives must all stand in front of its
+ * first forward, in the order of the sends. */
 static void receives_keep_the_order_of_the_sends(void **state)
 {
     (void)state;

@@ -83,8 +83,8 @@ static void large_schedule(void **state)
     assert_formula(TR_SCHEDULE_INTERLEAVED, 16, 8, 512, 1, 1, 1);
 }
 
-/* Two stages, F 1, B 2, W 4, one send 0.5. One microbatch: rank 0 F 0..1, send to 1.5, rank 1 F..W to 8.5 (the gradient leaves after W), send
- * to 9, rank 0 B, W to 15. */
+/* Two stages, F 1, B 2, W 4, one send 0.5. One microbatch: rank 0 F 0..1, send to 1.5, rank 1 F..W
+ * to 8.5 (the gradient leaves after W), send to 9, rank 0 B, W to 15. */
 static void transfers_take_time(void **state)
 {
     (void)state;
@@ -92,7 +92,8 @@ static void transfers_take_time(void **state)
     tr_schedule_times times = simulate(TR_SCHEDULE_1F1B, 2, 1, 1, 1, 2, 4, 0.5, busy);
     assert_float_equal(times.total, 15, 1e-12);
     assert_float_equal(times.idle_share, 1 - 14.0 / 30, 1e-12);
-    /* Evaluation of two: the second send leaves at 2; its receive is posted when rank 1 is done with the first, at 2.5. */
+    /* Evaluation of two: the second send leaves at 2; its receive is posted when rank 1 is done
+     * with the first, at 2.5. */
     times = simulate(TR_SCHEDULE_FORWARD_ONLY, 2, 1, 2, 1, 0, 0, 0.5, busy);
     assert_float_equal(times.total, 4, 1e-12);
     /* Chunks of one rank hand over without a send. */
@@ -100,7 +101,8 @@ static void transfers_take_time(void **state)
     assert_float_equal(times.total, 18, 1e-12);
 }
 
-/* Unequal chunks: the slow one sets the pace. Rank 1 is busy from 1 to 1 + 5 * 9; then rank 0 still does its last B and W. */
+/* Unequal chunks: the slow one sets the pace. Rank 1 is busy from 1 to 1 + 5 * 9; then rank 0 still
+ * does its last B and W. */
 static void slow_chunk_sets_the_pace(void **state)
 {
     (void)state;

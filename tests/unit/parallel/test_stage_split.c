@@ -1,4 +1,5 @@
-/* Splits of layers into chunks: the automatic one against all splits, explicit lists against their numbers. */
+/* Splits of layers into chunks: the automatic one against all splits, explicit lists against their
+ * numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
