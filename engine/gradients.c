@@ -14,6 +14,12 @@ static tr_replica_kind replica_kind(const tr_gradients *gradients, const tr_loca
     return TR_REPLICA_NONE;
 }
 
+/* Elements of an item that this rank holds the sum of after the data group's reduction. */
+static int64_t held_elements(const tr_local_param *item)
+{
+    return item->state_end - item->state_begin;
+}
+
 /* Elements of a bucket's items that one kind of tensor sum covers. */
 static int64_t replica_elements(const tr_gradients *gradients, int bucket, tr_replica_kind kind)
 {
@@ -21,7 +27,7 @@ static int64_t replica_elements(const tr_gradients *gradients, int bucket, tr_re
     const tr_bucket_reducer *reducer = &gradients->reducer;
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &gradients->local->items[i]) == kind)
-            elements += gradients->local->items[i].count;
+            elements += held_elements(&gradients->local->items[i]);
     return elements;
 }
 
@@ -63,9 +69,9 @@ void tr_gradients_init(tr_gradients *gradients, const tr_local_params *local, co
                                              (uintptr_t)local->items[i].offset * sizeof(float));
     }
     tr_bucket_reducer_init(&gradients->reducer, items, local->num_items,
-                           (int64_t)(cfg->parallel.bucket_mb * 1048576.0), mesh->data_size,
-                           mesh->data, cfg->parallel.zero == 0, tr_dtype_size(cfg->train.precision),
-                           comm, workspace);
+                           (int64_t)(cfg->parallel.bucket_mb * 1e6), mesh->data_size, mesh->data,
+                           cfg->parallel.zero == 0, tr_dtype_size(cfg->train.precision), comm,
+                           workspace);
     tr_free(items);
     replica_buffers_init(gradients, comm, workspace);
 }
@@ -123,7 +129,8 @@ tr_status tr_gradients_microbatch_end(tr_gradients *gradients, int chunk, int mi
                  gradients->local->chunk_end[chunk]);
 }
 
-/* Sums the items of one kind over their tensor group, in place in buffer 0. */
+/* Sums the items of one kind over their tensor group, in place in buffer 0. After the data group's sum, never before it: then an element is the tree over
+ * leaves of each tensor rank, and those are added, on any number of data ranks. */
 static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_kind kind)
 {
     int64_t elements = replica_elements(gradients, bucket, kind), position = 0;
@@ -134,9 +141,10 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     TR_TRY(tr_event_wait(&gradients->replica_event));
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &items[i]) == kind) {
-            memcpy(gradients->replica_source + position, gradients->item_grads[i],
-                   (size_t)items[i].count * sizeof(float));
-            position += items[i].count;
+            memcpy(gradients->replica_source + position,
+                   gradients->item_grads[i] + items[i].state_begin,
+                   (size_t)held_elements(&items[i]) * sizeof(float));
+            position += held_elements(&items[i]);
         }
     TR_TRY(tr_group_all_reduce(gradients->replica_groups[kind], gradients->replica_source,
                                gradients->replica_sum, elements, &gradients->replica_event));
@@ -144,18 +152,12 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     position = 0;
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &items[i]) == kind) {
-            memcpy(gradients->item_grads[i], gradients->replica_sum + position,
-                   (size_t)items[i].count * sizeof(float));
-            position += items[i].count;
+            memcpy(gradients->item_grads[i] + items[i].state_begin,
+                   gradients->replica_sum + position,
+                   (size_t)held_elements(&items[i]) * sizeof(float));
+            position += held_elements(&items[i]);
         }
     return TR_OK;
-}
-
-static tr_status bucket_post(tr_gradients *gradients, int bucket)
-{
-    TR_TRY(replicas_sum(gradients, bucket, TR_REPLICA_ROWS));
-    TR_TRY(replicas_sum(gradients, bucket, TR_REPLICA_KV));
-    return tr_bucket_reduce_post(&gradients->reducer, bucket, gradients->item_grads);
 }
 
 static tr_status ready_buckets_post(tr_gradients *gradients)
@@ -163,7 +165,8 @@ static tr_status ready_buckets_post(tr_gradients *gradients)
     const tr_bucket_reducer *reducer = &gradients->reducer;
     while (gradients->next_bucket < reducer->num_buckets &&
            reducer->bucket_first[gradients->next_bucket + 1] <= gradients->num_ready)
-        TR_TRY(bucket_post(gradients, gradients->next_bucket++));
+        TR_TRY(tr_bucket_reduce_post(&gradients->reducer, gradients->next_bucket++,
+                                     gradients->item_grads));
     return TR_OK;
 }
 
@@ -184,7 +187,11 @@ tr_status tr_gradients_finish(tr_gradients *gradients)
 {
     TR_ASSERT(gradients->num_ready == gradients->local->num_items);
     TR_TRY(ready_buckets_post(gradients));
-    if (gradients->reducer.size == 1)
-        return TR_OK;
-    return tr_bucket_reduce_finish(&gradients->reducer, gradients->item_grads);
+    if (gradients->reducer.size > 1)
+        TR_TRY(tr_bucket_reduce_finish(&gradients->reducer, gradients->item_grads));
+    for (int b = 0; b < gradients->reducer.num_buckets; b++) {
+        TR_TRY(replicas_sum(gradients, b, TR_REPLICA_ROWS));
+        TR_TRY(replicas_sum(gradients, b, TR_REPLICA_KV));
+    }
+    return TR_OK;
 }

@@ -1,8 +1,8 @@
 /* The gradients of one rank: fp32 accumulators along the recorded reduction tree, and their way over the tensor and data groups.
  *
  * A rank sums its microbatches leaf by leaf (parallel/reduce_tree.h); its subtree ends in buffer 0. As the last microbatch's backward
- * finishes parameters, in the order of tr_local_params, full buckets are completed (last merges, sums over tensor ranks of what each saw only part of) and
- * their reduction over the data group is posted, under the rest of backward when `overlap` is on. After finish, buffer 0 holds the global sum in this rank's interval
+ * finishes parameters, in the order of tr_local_params, full buckets are completed (last merges) and
+ * their reduction over the data group is posted, under the rest of backward when `overlap` is on; what tensor ranks saw only part of is summed over them last. After finish, buffer 0 holds the global sum in this rank's interval
  * [shard_begin, shard_end) of each parameter, with ZeRO 0 in all of it. A tied head keeps its own sum. */
 #ifndef TR_ENGINE_GRADIENTS_H
 #define TR_ENGINE_GRADIENTS_H
@@ -11,7 +11,7 @@
 #include "kernels/device.h"
 #include "parallel/bucket_reducer.h"
 
-/* Which sum over tensor ranks an item needs before the data group's. */
+/* Which sum over tensor ranks an item needs after the data group's. */
 typedef enum tr_replica_kind {
     TR_REPLICA_NONE,
     TR_REPLICA_ROWS,
