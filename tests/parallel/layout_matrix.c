@@ -1,0 +1,293 @@
+/* Many layouts of the models G and L, in one job of 8 ranks, compared with the plainest layout of the same mathematics:
+ *
+ *     layout_matrix pairs|triples|wide
+ *
+ * pairs, triples: a covering array over the mesh (every product of axes up to 8 ranks) and all settings of the layout: any two, or three,
+ * of their values stand together in some row. wide: a few layouts of a model wide enough for several pieces in a product.
+ *
+ * Losses, norms, step-1 gradients, weights after the last step and an evaluation must have the bits of the reference with the same tensor
+ * size and sequence setting on one data rank (E1, E2, and E3: the data size follows the recorded tree). References among
+ * themselves, which differ in tensor size, sequence parallel or the tree, agree within rounding. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "tests/parallel/covering.h"
+#include "tests/parallel/run_fixture.h"
+
+typedef struct mesh_level {
+    int data, tensor, pipeline;
+} mesh_level;
+
+/* Products of 1, 2 and 4 heads per rank with up to 8 ranks. */
+static const mesh_level meshes[] = {
+    {1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {6, 1, 1}, {7, 1, 1}, {8, 1, 1},
+    {1, 1, 2}, {1, 1, 3}, {1, 1, 4}, {1, 1, 5}, {1, 1, 6}, {1, 1, 7}, {1, 1, 8}, {2, 1, 2},
+    {3, 1, 2}, {4, 1, 2}, {2, 1, 3}, {2, 1, 4}, {1, 2, 1}, {2, 2, 1}, {3, 2, 1}, {4, 2, 1},
+    {1, 2, 2}, {1, 2, 3}, {1, 2, 4}, {2, 2, 2}, {1, 4, 1}, {2, 4, 1}, {1, 4, 2}};
+static const struct {
+    const char *schedule;
+    int chunks;
+} pipes[] = {{"1f1b", 1}, {"gpipe", 1}, {"interleaved", 2}, {"gpipe", 2}};
+static const struct {
+    const char *precision;
+    double dropout;
+} numerics[] = {{"fp32", 0}, {"fp32", 0.1}, {"bf16", 0.1}, {"fp16", 0}};
+static const char *const models[] = {"g", "l"}, *const recomputes[] = {"none", "selective", "full"},
+                         *const buckets[] = {"0.0005", "0.037", "64"},
+                         *const switches[] = {"false", "true"},
+                         *const transports[] = {"shm", "mpi"};
+
+enum {
+    MODEL,
+    NUMERICS,
+    MESH,
+    PIPE,
+    RECOMPUTE,
+    ZERO,
+    BUCKET,
+    OVERLAP,
+    THREADS,
+    SEQUENCE,
+    INSIDE,
+    NUM_FACTORS
+};
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+static bool odd_data(const mesh_level *mesh)
+{
+    return mesh->data == 5 || mesh->data == 7;
+}
+
+static int microbatches(const mesh_level *mesh)
+{
+    return odd_data(mesh) ? 70 : 24;
+}
+
+static bool row_legal(const tr_covering_row *row)
+{
+    const mesh_level *mesh = &meshes[row->level[MESH]];
+    if (mesh->pipeline * pipes[row->level[PIPE]].chunks > 10)
+        return false;
+    return strcmp(pipes[row->level[PIPE]].schedule, "interleaved") != 0 ||
+           microbatches(mesh) / mesh->data % mesh->pipeline == 0;
+}
+
+/* The tree that covers the data size and 1. */
+static int leaves_of(const mesh_level *mesh)
+{
+    switch (mesh->data) {
+    case 5:
+        return 10;
+    case 7:
+        return 14;
+    case 3:
+    case 6:
+        return 24;
+    default:
+        return 8;
+    }
+}
+
+/* What fixes the bits: reference runs are made for each. Sorted in this order, the less significant last. */
+typedef struct math_key {
+    int model, numerics, batch, leaves, tensor, sequence;
+} math_key;
+
+static math_key key_of(const tr_covering_row *row)
+{
+    const mesh_level *mesh = &meshes[row->level[MESH]];
+    return (math_key){
+        row->level[MODEL], row->level[NUMERICS], odd_data(mesh) ? 840 : 24,
+        leaves_of(mesh),   mesh->tensor,         mesh->tensor > 1 ? row->level[SEQUENCE] : 0};
+}
+
+static int key_compare(const math_key *a, const math_key *b)
+{
+    return memcmp(a, b, sizeof *a) == 0 ? 0
+           : a->model != b->model       ? a->model - b->model
+           : a->numerics != b->numerics ? a->numerics - b->numerics
+           : a->batch != b->batch       ? a->batch - b->batch
+           : a->leaves != b->leaves     ? a->leaves - b->leaves
+           : a->tensor != b->tensor     ? a->tensor - b->tensor
+                                        : a->sequence - b->sequence;
+}
+
+static int row_compare(const void *a, const void *b)
+{
+    math_key x = key_of(a), y = key_of(b);
+    return key_compare(&x, &y);
+}
+
+/* The mathematics of a key, and its plainest layout. */
+static char *math_text(const math_key *key)
+{
+    return tr_format("model.layers=10 train.precision=%s model.dropout=%g train.global_batch=%d "
+                     "train.micro_batch=%d train.reduction_leaves=%d train.clip=0.5 "
+                     "train.eval_batches=1 parallel.tensor=%d parallel.sequence=%s",
+                     numerics[key->numerics].precision, numerics[key->numerics].dropout, key->batch,
+                     key->batch == 840 ? 12 : 1, key->leaves, key->tensor, switches[key->sequence]);
+}
+
+static char *row_text(const tr_covering_row *row)
+{
+    const int *level = row->level;
+    const mesh_level *mesh = &meshes[level[MESH]];
+    return tr_format("parallel.data=%d parallel.pipeline=%d parallel.schedule=%s "
+                     "parallel.virtual=%d memory.recompute=%s parallel.zero=%d "
+                     "parallel.bucket_mb=%s parallel.overlap=%s device.threads=%d "
+                     "parallel.inside=%s",
+                     mesh->data, mesh->pipeline, pipes[level[PIPE]].schedule,
+                     pipes[level[PIPE]].chunks, recomputes[level[RECOMPUTE]], level[ZERO],
+                     buckets[level[BUCKET]], switches[level[OVERLAP]], 1 + level[THREADS],
+                     transports[level[INSIDE]]);
+}
+
+/* What rounding may do to a step-1 gradient. */
+static double tolerance(int numerics_level)
+{
+    const char *precision = numerics[numerics_level].precision;
+    return strcmp(precision, "fp32") == 0 ? 1e-5 : strcmp(precision, "fp16") == 0 ? 2e-2 : 1e-1;
+}
+
+/* The reference in use, the one on one tensor rank, and the first of the same batch. */
+typedef struct references {
+    bool known;
+    math_key key;
+    fx_outcome first, whole, current;
+} references;
+
+static int steps_of(const math_key *key)
+{
+    return key->batch == 840 ? 1 : 2;
+}
+
+static void reference_measure(fx_job *job, const math_key *key, fx_outcome *outcome)
+{
+    char *text = math_text(key);
+    fx_outcome_clear(outcome);
+    fx_measure(job, models[key->model], text, steps_of(key), NULL, outcome);
+    tr_free(text);
+}
+
+static void rounding_check(fx_job *job, const math_key *key, const fx_outcome *a,
+                           const fx_outcome *b)
+{
+    char *text = math_text(key);
+    double difference = fx_grad_difference(job, a, b);
+    fx_check(job, difference <= tolerance(key->numerics), "%s %s: gradients differ by %g",
+             models[key->model], text, difference);
+    tr_free(text);
+}
+
+/* Makes the references of a key where they are not there yet. */
+static void references_turn(fx_job *job, references *r, const math_key *key)
+{
+    if (r->known && key_compare(&r->key, key) == 0)
+        return;
+    math_key whole = *key;
+    whole.tensor = 1;
+    whole.sequence = 0;
+    bool same_batch = r->known && r->key.model == key->model && r->key.numerics == key->numerics &&
+                      r->key.batch == key->batch;
+    if (!same_batch)
+        reference_measure(job, &whole, &r->first);
+    if (!same_batch || r->key.leaves != key->leaves) {
+        reference_measure(job, &whole, &r->whole);
+        rounding_check(job, &whole, &r->first, &r->whole);
+    }
+    reference_measure(job, key, &r->current);
+    rounding_check(job, key, &r->whole, &r->current);
+    r->key = *key;
+    r->known = true;
+}
+
+static void row_run(fx_job *job, references *r, const tr_covering_row *row)
+{
+    math_key key = key_of(row);
+    references_turn(job, r, &key);
+    char *math = math_text(&key), *layout = row_text(row);
+    char *both = tr_format("%s %s", math, layout);
+    char *what = tr_format("%s %s", models[key.model], both);
+    fx_outcome outcome;
+    fx_measure(job, models[key.model], both, steps_of(&key), NULL, &outcome);
+    fx_check_equal(job, &r->current, &outcome, what);
+    fx_outcome_clear(&outcome);
+    tr_free(what);
+    tr_free(both);
+    tr_free(layout);
+    tr_free(math);
+}
+
+static void covering_run(fx_job *job, int strength)
+{
+    const tr_covering covering = {.num_factors = NUM_FACTORS,
+                                  .num_levels = {[MODEL] = COUNT(models),
+                                                 [NUMERICS] = COUNT(numerics),
+                                                 [MESH] = COUNT(meshes),
+                                                 [PIPE] = COUNT(pipes),
+                                                 [RECOMPUTE] = COUNT(recomputes),
+                                                 [ZERO] = 2,
+                                                 [BUCKET] = COUNT(buckets),
+                                                 [OVERLAP] = 2,
+                                                 [THREADS] = 2,
+                                                 [SEQUENCE] = 2,
+                                                 [INSIDE] = 2},
+                                  .strength = strength,
+                                  .legal = row_legal};
+    int num_rows, num_missed;
+    tr_covering_row *rows = tr_covering_make(&covering, &num_rows, &num_missed);
+    qsort(rows, (size_t)num_rows, sizeof *rows, row_compare);
+    if (job->rank == 0)
+        printf("%d layouts; %d combinations are not legal\n", num_rows, num_missed);
+    references r = {0};
+    for (int i = 0; i < num_rows; i++)
+        row_run(job, &r, &rows[i]);
+    fx_outcome_clear(&r.first);
+    fx_outcome_clear(&r.whole);
+    fx_outcome_clear(&r.current);
+    tr_free(rows);
+}
+
+/* E2 and E3 where products have several pieces and sums many terms. */
+static void wide_run(fx_job *job)
+{
+    static const char math[] =
+        "model.layers=2 model.hidden=768 model.heads=12 model.kv_heads=12 model.ffn=2048 "
+        "model.vocab=1003 train.seq_len=512 train.global_batch=8 train.precision=bf16 "
+        "train.reduction_leaves=8 train.eval_batches=1";
+    static const char *const layouts[] = {
+        "parallel.data=2 parallel.pipeline=2 memory.recompute=selective",
+        "parallel.data=4 parallel.zero=0 parallel.bucket_mb=1 device.threads=2",
+        "parallel.data=8 parallel.overlap=false memory.recompute=full",
+        "parallel.pipeline=2 parallel.schedule=gpipe device.threads=2"};
+    for (int model = 0; model < COUNT(models); model++) {
+        fx_outcome reference, outcome;
+        fx_measure(job, models[model], math, 2, NULL, &reference);
+        for (int i = 0; i < COUNT(layouts); i++) {
+            char *both = tr_format("%s %s", math, layouts[i]);
+            char *what = tr_format("%s %s", models[model], layouts[i]);
+            fx_measure(job, models[model], both, 2, NULL, &outcome);
+            fx_check_equal(job, &reference, &outcome, what);
+            fx_outcome_clear(&outcome);
+            tr_free(what);
+            tr_free(both);
+        }
+        fx_outcome_clear(&reference);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    fx_job job = fx_begin(&argc, &argv);
+    const char *mode = argc > 1 ? argv[1] : "pairs";
+    if (fx_case(&job, mode)) {
+        if (strcmp(mode, "wide") == 0)
+            wide_run(&job);
+        else
+            covering_run(&job, strcmp(mode, "triples") == 0 ? 3 : 2);
+    }
+    return fx_end(&job);
+}
