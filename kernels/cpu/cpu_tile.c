@@ -10,21 +10,9 @@
 
 #define TILE_ROW(i)                                                                                \
     do {                                                                                           \
-        __m256 a_ = _mm256_broadcast_ss(a + (i));                                                  \
+        __m256 a_ = _mm256_broadcast_ss(a_panel + (i));                                            \
         c##i##0 = _mm256_fmadd_ps(a_, b0, c##i##0);                                                \
         c##i##1 = _mm256_fmadd_ps(a_, b1, c##i##1);                                                \
-    } while (0)
-#define TILE_STEP(a_offset, b_offset)                                                              \
-    do {                                                                                           \
-        const float *a = a_panel + (a_offset);                                                     \
-        __m256 b0 = _mm256_loadu_ps(b_panel + (b_offset));                                         \
-        __m256 b1 = _mm256_loadu_ps(b_panel + (b_offset) + 8);                                     \
-        TILE_ROW(0);                                                                               \
-        TILE_ROW(1);                                                                               \
-        TILE_ROW(2);                                                                               \
-        TILE_ROW(3);                                                                               \
-        TILE_ROW(4);                                                                               \
-        TILE_ROW(5);                                                                               \
     } while (0)
 #define TILE_ZERO(i) __m256 c##i##0 = _mm256_setzero_ps(), c##i##1 = _mm256_setzero_ps()
 #define TILE_STORE(i)                                                                              \
@@ -50,19 +38,15 @@ __attribute__((target("avx2,fma"))) static void multiply_avx2(int64_t K, const f
     TILE_ZERO(5);
     for (int i = 0; i < 6; i++)
         _mm_prefetch((const char *)(C + i * ldc), _MM_HINT_T0);
-    int64_t k = 0;
-    for (; k + 4 <= K; k += 4) {
-        TILE_STEP(0, 0);
-        TILE_STEP(6, 16);
-        TILE_STEP(12, 32);
-        TILE_STEP(18, 48);
-        a_panel += 24;
-        b_panel += 64;
-    }
-    for (; k < K; k++) {
-        TILE_STEP(0, 0);
-        a_panel += 6;
-        b_panel += 16;
+    /* One k at a time: unrolled, GCC 12 runs out of registers and spills a sum. */
+    for (int64_t k = 0; k < K; k++, a_panel += 6, b_panel += 16) {
+        __m256 b0 = _mm256_loadu_ps(b_panel), b1 = _mm256_loadu_ps(b_panel + 8);
+        TILE_ROW(0);
+        TILE_ROW(1);
+        TILE_ROW(2);
+        TILE_ROW(3);
+        TILE_ROW(4);
+        TILE_ROW(5);
     }
     TILE_STORE(0);
     TILE_STORE(1);
