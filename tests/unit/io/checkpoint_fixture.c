@@ -38,7 +38,7 @@ void fixture_values(int tensor, tr_shard_kind kind, float *values)
 }
 
 /* Packs the box out of the global tensor. */
-static float *box_values(int tensor, tr_shard_kind kind, const tr_box *box)
+static float *box_values(int tensor, tr_shard_kind kind, const tr_box *box, fixture_fault fault)
 {
     static const int64_t shapes[2][2] = {{FIXTURE_ROWS, FIXTURE_COLUMNS}, {FIXTURE_VECTOR, 1}};
     static float whole[FIXTURE_ROWS * FIXTURE_COLUMNS];
@@ -46,6 +46,7 @@ static float *box_values(int tensor, tr_shard_kind kind, const tr_box *box)
     float *values = calloc((size_t)tr_box_volume(box), sizeof(float));
     fixture_values(tensor, kind, whole);
     tr_box_copy(sizeof(float), &all, whole, box, values);
+    values[0] += fault == FIXTURE_OTHER ? 1.0f : 0.0f;
     return values;
 }
 
@@ -63,11 +64,12 @@ static int rank_parts(int rank, fixture_fault fault, tr_shard_part *parts)
     int num_pieces = tr_box_from_interval(&cut, begin, end, pieces);
     for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++) {
         for (int p = 0; p < num_pieces; p++)
-            parts[num_parts++] = (tr_shard_part){0, (tr_shard_kind)kind, pieces[p],
-                                                 box_values(0, (tr_shard_kind)kind, &pieces[p])};
+            parts[num_parts++] =
+                (tr_shard_part){0, (tr_shard_kind)kind, pieces[p],
+                                box_values(0, (tr_shard_kind)kind, &pieces[p], fault)};
         tr_box quarter = tr_box_1d(rank * 33, rank == 3 ? FIXTURE_VECTOR - 99 : 33);
         parts[num_parts++] = (tr_shard_part){1, (tr_shard_kind)kind, quarter,
-                                             box_values(1, (tr_shard_kind)kind, &quarter)};
+                                             box_values(1, (tr_shard_kind)kind, &quarter, fault)};
     }
     return num_parts;
 }

@@ -14,7 +14,13 @@ enum { FIXTURE_ROWS = 37, FIXTURE_COLUMNS = 22, FIXTURE_VECTOR = 129, FIXTURE_RA
 /* Values of tensor 0 ("a.weight", a matrix) and 1 ("b.bias", a vector); 2 ("c.weight") is tied to 0. */
 void fixture_values(int tensor, tr_shard_kind kind, float *values);
 
-typedef enum fixture_fault { FIXTURE_WHOLE, FIXTURE_OVERLAP, FIXTURE_GAP } fixture_fault;
+/* OTHER: whole, of the same sizes at level 0, with other values. */
+typedef enum fixture_fault {
+    FIXTURE_WHOLE,
+    FIXTURE_OVERLAP,
+    FIXTURE_GAP,
+    FIXTURE_OTHER
+} fixture_fault;
 
 /* Writes FOLDER/shard-*.bin and FOLDER/manifest.json; the folder exists. Step 7. */
 void fixture_checkpoint_write(const char *folder, int level, fixture_fault fault);

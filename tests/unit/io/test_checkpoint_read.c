@@ -129,7 +129,13 @@ static void test_files_that_do_not_belong_are_named(void **state)
     assert_int_equal(rename(two, one), 0);
     assert_int_equal(rename(aside, two), 0);
     expect_not_opened("shard-00001.bin", "manifest");
-    /* One of another save. */
+    /* One of another save, of the same size. */
+    fixture_checkpoint_write(folder, 0, FIXTURE_OTHER);
+    assert_int_equal(rename(two, aside), 0);
+    fixture_checkpoint_write(folder, 0, FIXTURE_WHOLE);
+    assert_int_equal(rename(aside, two), 0);
+    expect_not_opened("shard-00002.bin", "another checkpoint's");
+    /* And of another size. */
     fixture_checkpoint_write(folder, 1, FIXTURE_WHOLE);
     size_t size;
     unsigned char *manifest = scratch_read(in_folder("manifest.json"), &size);

@@ -174,6 +174,8 @@ static void test_crafted_documents_are_refused(void **state)
         {"\"tied_to\": \"a.weight\"", "\"tied_to\": \"z\"", "\"tied_to\""},
         {"shard-00001.bin", "../shard-1.bin", "\"name\""},
         {"shard-00001.bin", "shard-1.bin", "\"name\""},
+        {"shard-00000.bin", "../shard-00.bin", "\"name\""},
+        {"shard-00003.bin", "shard-0003/.bin", "\"name\""},
         {"shard-00001.bin", "shard-00000.bin", "\"name\""},
         {"\"table_hash\": \"", "\"table_hash\": \"0", "\"table_hash\""},
         {"\"files\"", "\"file\"", "\"files\""},

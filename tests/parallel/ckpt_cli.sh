@@ -1,0 +1,97 @@
+#!/bin/sh
+# Training, stopping, resuming and looking at checkpoints from the command line: ls, show, verify; 10
+# steps equal 5 + 5, on real token files; damage ends with exit code 4 and the file's name.
+# usage, from the source folder: ckpt_cli.sh path/to/trine path/to/mpiexec
+trine=$1
+mpiexec=$2
+failures=0
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+
+fail()
+{
+    echo "failed: $*"
+    failures=$((failures + 1))
+}
+
+# expect CODE PATTERN ARGS...: exit code of trine ARGS, and a pattern in stdout (code 0) or in its one error line.
+expect()
+{
+    code=$1
+    pattern=$2
+    shift 2
+    "$trine" "$@" >"$scratch/out" 2>"$scratch/err"
+    got=$?
+    where=out
+    [ "$code" -eq 0 ] || where=err
+    [ $got -eq "$code" ] || fail "trine $*: exit code $got, expected $code: $(cat "$scratch/err")"
+    grep -q -e "$pattern" "$scratch/$where" || fail "trine $*: '$pattern' is not in: $(cat "$scratch/$where")"
+}
+
+# train DIR RANKS ARGS...
+train()
+{
+    dir=$1
+    ranks=$2
+    shift 2
+    "$mpiexec" -n "$ranks" "$trine" train configs/tiny-l.yaml run.dir="$scratch/$dir" data.train="$scratch/text" \
+        train.steps=10 "$@" >"$scratch/out" 2>&1 || { fail "training in $dir: $(tail -3 "$scratch/out")"; exit 1; }
+}
+
+i=0
+while [ $i -lt 400 ]; do
+    echo "Line $i is followed by line $((i + 1)), and $((i * i)) is its square."
+    i=$((i + 1))
+done >"$scratch/text.txt"
+"$trine" data build "$scratch/text.txt" --out "$scratch/text" --split line >/dev/null || exit 1
+
+train straight 2 checkpoint.every=5 checkpoint.keep=0 model.dropout=0.1
+steps=$scratch/straight/checkpoints
+expect 0 '^step-00000005 .* complete$' ckpt ls "$scratch/straight"
+expect 0 '^step-00000010 .* complete, latest$' ckpt ls "$steps"
+expect 0 '^samples *240$' ckpt show "$steps/step-00000010"
+expect 0 'model.embed_tokens.weight\|precision: fp32' ckpt show "$steps/step-00000010"
+expect 0 'step-00000010 is whole: 2 files' ckpt verify "$steps/step-00000010"
+expect 0 '^m lm_head.weight [0-9a-f]\{32\}$' ckpt show --hash "$steps/step-00000010"
+LC_ALL=C sort -c "$scratch/out" || fail "the lines of show --hash are not sorted"
+cp "$scratch/out" "$scratch/hashes"
+[ "$(wc -l <"$scratch/hashes")" -eq 117 ] || fail "39 tensors of 3 kinds, not $(wc -l <"$scratch/hashes") lines"
+
+# Five steps, a copy of the run as it was then, five more.
+mkdir "$scratch/again"
+cp -r "$scratch/straight/checkpoints" "$scratch/straight/metrics.jsonl" "$scratch/again"
+rm -r "$scratch/again/checkpoints/step-00000010"
+echo step-00000005 >"$scratch/again/checkpoints/latest"
+train again 2 checkpoint.every=5 model.dropout=0.1
+grep -q '^resumed from .*step-00000005, after step 5$' "$scratch/out" || fail "it does not say that it resumed"
+expect 0 '' ckpt show --hash "$scratch/again/checkpoints/step-00000010"
+cmp -s "$scratch/out" "$scratch/hashes" || fail "10 steps and 5 + 5 differ"
+for run in straight again; do
+    sed 's/.*"step": *\([0-9]*\).*"loss": *\([^,]*\),.*/\1 \2/' "$scratch/$run/metrics.jsonl" >"$scratch/$run.losses"
+done
+[ "$(wc -l <"$scratch/again.losses")" -eq 10 ] || fail "metrics.jsonl has $(wc -l <"$scratch/again.losses") lines for 10 steps"
+cmp -s "$scratch/straight.losses" "$scratch/again.losses" || fail "losses of 10 steps and of 5 + 5 differ"
+
+# Changed settings are said, old and new.
+train changed 1 checkpoint.resume="$steps/step-00000005" train.lr=0.002 parallel.data=1
+grep -q '^warning: the mathematics changed .*train.lr: [0-9.e-]* / 0.002' "$scratch/out" || fail "a changed train.lr is not told"
+grep -q '^the layout changed .*parallel.data: 2 / 1' "$scratch/out" || fail "a changed layout is not told"
+
+# Damage, and what is not there.
+cp -r "$steps/step-00000010" "$scratch/bad"
+size=$(wc -c <"$scratch/bad/shard-00001.bin")
+printf 'XXXXXXXX' | dd of="$scratch/bad/shard-00001.bin" bs=1 seek=$((size / 3)) conv=notrunc 2>/dev/null
+expect 4 "error: .*bad/shard-00001.bin: damaged" ckpt verify "$scratch/bad"
+"$mpiexec" -n 2 "$trine" train configs/tiny-l.yaml run.dir="$scratch/none" data.train="$scratch/text" \
+    checkpoint.resume="$scratch/bad" >"$scratch/out" 2>&1
+[ $? -eq 4 ] || fail "training from a damaged checkpoint does not end with 4"
+grep -q 'error: .*bad/shard-00001.bin: damaged' "$scratch/out" || fail "the damaged file is not named: $(cat "$scratch/out")"
+rm "$scratch/bad/shard-00001.bin"
+expect 4 "error: .*bad/shard-00001.bin" ckpt show "$scratch/bad"
+cp -r "$scratch/bad" "$steps/step-00000011"
+expect 0 '^step-00000011 .* incomplete: shard-00001.bin is missing$' ckpt ls "$steps"
+expect 4 'error: .*nowhere' ckpt verify "$scratch/nowhere"
+expect 4 'error: .*no checkpoint' ckpt ls "$scratch/nowhere"
+expect 2 'error: trine ckpt diff is not in this version' ckpt diff a b
+expect 2 'error: .*--hush' ckpt show --hush a
+[ $failures -eq 0 ]
