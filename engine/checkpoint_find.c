@@ -153,8 +153,8 @@ tr_status tr_checkpoint_peek(tr_config *cfg)
     tr_resume_list list;
     if (cfg->checkpoint.weights_only)
         return TR_OK;
-    /* Where checkpoint.dir is open, the resolution knows. One that fails is reported by the caller's
-     * own. */
+    /* Where checkpoint.dir is open, the resolution knows. One that fails is reported by the
+     * caller's own. */
     tr_config_copy(&resolved, cfg);
     if (tr_config_resolve(&resolved, 0) != TR_OK) {
         tr_config_clear(&resolved);

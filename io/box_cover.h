@@ -13,8 +13,8 @@ typedef struct tr_cover_part {
 
 typedef enum tr_cover { TR_COVER_EXACT, TR_COVER_OVERLAP, TR_COVER_GAP } tr_cover;
 
-/* Sorts the parts. OVERLAP: *a and *b are parts with a common element. GAP: *missing elements of the
- * target are in no part. */
+/* Sorts the parts. OVERLAP: *a and *b are parts with a common element. GAP: *missing elements of
+ * the target are in no part. */
 tr_cover tr_box_cover(const tr_box *target, tr_cover_part *parts, int num_parts,
                       const tr_cover_part **a, const tr_cover_part **b, int64_t *missing);
 

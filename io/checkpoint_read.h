@@ -2,8 +2,8 @@
  *
  * Opening reads the manifest and the tables of all shards (memory: about 110 bytes per box and per
  * chunk, so 1/40,000 of the state), checks sizes and hashes of both against each other, and that
- * every box lies inside its tensor. Values are read chunk by chunk. Errors are TR_ERR_CHECKPOINT and
- * name file and tensor. Needs neither MPI nor a run. One thread. */
+ * every box lies inside its tensor. Values are read chunk by chunk. Errors are TR_ERR_CHECKPOINT
+ * and name file and tensor. Needs neither MPI nor a run. One thread. */
 #ifndef TR_IO_CHECKPOINT_READ_H
 #define TR_IO_CHECKPOINT_READ_H
 

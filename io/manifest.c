@@ -57,7 +57,8 @@ static void set(json_t *object, const char *key, json_t *value)
     TR_ASSERT(failed == 0); /* all texts are UTF-8: see text_json */
 }
 
-/* A JSON string; bytes that are not UTF-8 become '?', so that any path in a configuration is fine. */
+/* A JSON string; of a text that is not UTF-8 the bytes above 127 become '?', so that any path in a
+ * configuration is fine. */
 static json_t *text_json(const char *text)
 {
     json_t *value = json_string(text);

@@ -45,7 +45,8 @@ const tr_shard_box *tr_shard_get_box(const tr_shard *shard, int index);
 const tr_shard_chunk *tr_shard_get_chunk(const tr_shard *shard, int index);
 int tr_shard_chunk_values(const tr_shard *shard); /* of a full chunk */
 
-/* The elements of chunk `chunk` (counted from the box's first) as boxes in buffer order; how many. */
+/* The elements of chunk `chunk` (counted from the box's first) as boxes in buffer order.
+ * Returns how many. */
 int tr_shard_chunk_pieces(const tr_shard *shard, const tr_shard_box *box, int chunk,
                           tr_box pieces[TR_BOX_MAX_PIECES]);
 
