@@ -73,7 +73,8 @@ typedef struct tr_attention {
     int64_t head_offset;
     tr_dropout dropout;
     const void *q, *k, *v;
-    void *out;  /* forward: written; backward: read */
+    void *
+        out; /* forward: written; backward: not read, its rounding would leave rows of dS that do not sum to zero */
     float *lse; /* forward: written; backward: read */
     /* backward only */
     const void *dout;
@@ -148,8 +149,7 @@ typedef struct tr_ops {
     tr_status (*attention_forward)(tr_device *device, const tr_attention *args);
     tr_status (*attention_backward)(tr_device *device, const tr_attention *args);
 
-    /* out = silu(gate) * up; all dtype [n]. Backward: from dout: dgate, dup (may alias gate, up). Also writes out again when out != NULL is given
-     * to backward (recomputed product for the weight gradient; may not alias). */
+    /* out = silu(gate) * up; all dtype [n]. Backward: from dout: dgate, dup (may alias gate, up). */
     tr_status (*swiglu_forward)(tr_device *device, tr_dtype dtype, int64_t n, const void *gate,
                                 const void *up, void *out);
     tr_status (*swiglu_backward)(tr_device *device, tr_dtype dtype, int64_t n, const void *gate,
@@ -176,7 +176,7 @@ typedef struct tr_ops {
                                float scale);
 
     tr_status (*adamw)(tr_device *device, const tr_adamw *args);
-    /* master -= lr (grad grad_scale + weight_decay master); the other fields of args are not used. */
+    /* master -= lr (grad grad_scale + weight_decay master); m, v and Adam's constants are not used. */
     tr_status (*sgd)(tr_device *device, const tr_adamw *args);
     /* Exact sum of squares of x[n], added into the limbs of base/exact_sum.h (TR_SQUARE_SUM_LIMBS int64). */
     tr_status (*square_sum)(tr_device *device, int64_t n, const float *x, int64_t *limbs);

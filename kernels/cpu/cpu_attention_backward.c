@@ -1,7 +1,7 @@
 /* Attention backward: one task per sequence and key/value head, which walks the query heads of its group in order.
  *
  * For a block of queries and a block of keys, with probabilities recomputed from lse (Dao et al. 2022, algorithm 4):
- *     P = exp(scale Q K^T - lse);  M = kept / (1 - p) or 0 (dropout);  dP = M (dO V^T);  delta = sum over d of dO O
+ *     P = exp(scale Q K^T - lse);  M = kept / (1 - p) or 0 (dropout);  dP = M (dO V^T);  delta = sum over keys of P dP
  *     dS = scale P (dP - delta);  dV += (M P)^T dO;  dK += dS^T Q;  dQ = sum over key blocks of dS K
  * P and dS are kept as column panels of keys, [key panel][query][columns], in which the products with dO and Q read them; for dQ
  * they are turned into column panels of queries. dK and dV are summed in fp32 over all queries of the group in a fixed order and
@@ -78,30 +78,11 @@ static void pack_keys(backward_task *task)
     memset(task->dv, 0, sums);
 }
 
-TR_VEC_INLINE void add_product(tr_row_sum *sum, const float *a, const float *b, int part, int64_t d,
-                               int count)
-{
-    sum->part[part] = tr_vec_fma(tr_vec_load(TR_F32, a, d, count), tr_vec_load(TR_F32, b, d, count),
-                                 sum->part[part]);
-}
-
-/* delta and lse of the block's queries; two rows are widened into the buffer of turned rows. */
-static void load_stats(backward_task *task)
+static void load_lse(backward_task *task)
 {
     const tr_attention *args = task->args;
-    int64_t D = args->D;
-    float *dout = task->turned, *out = task->turned + D;
     const float *lse = args->lse + (task->b * args->A + task->head) * args->T + task->query;
-    for (int64_t i = 0; i < task->num_queries; i++) {
-        int64_t index = ((task->b * args->T + task->query + i) * args->A + task->head) * D;
-        tr_cpu_widen(args->dtype, tr_cpu_element(args->dtype, args->dout, index), D, dout);
-        tr_cpu_widen(args->dtype, tr_cpu_element(args->dtype, args->out, index), D, out);
-        tr_row_sum sum;
-        tr_row_sum_init(&sum);
-        TR_ROW_LOOP(D, add_product, &sum, dout, out);
-        task->delta[i] = tr_row_sum_get(&sum);
-        task->lse[i] = lse[i];
-    }
+    memcpy(task->lse, lse, (size_t)task->num_queries * sizeof *lse);
 }
 
 static void pack_queries(backward_task *task)
@@ -121,66 +102,123 @@ static void pack_queries(backward_task *task)
     tr_cpu_pack(&dout_turned, 0, D, first, count, rows, task->do_columns);
 }
 
-/* A row of one key panel: scores and dO V^T of query i become M P and dS. words: dropout words of the panel's keys. */
-TR_VEC_INLINE void score_row(const backward_task *task, int64_t i, int64_t key, float *p, float *ds,
-                             bool dropout, uint32_t threshold, float kept_scale)
+/* Dropout of one row's keys; off: no words are read. */
+typedef struct row_dropout {
+    bool on;
+    uint32_t threshold;
+    float kept_scale;
+} row_dropout;
+
+/* Probabilities of query i and keys key + c ..., 0 above the diagonal. */
+TR_VEC_INLINE tr_vec probabilities(const backward_task *task, int64_t i, int64_t key, int64_t c,
+                                   const float *scores)
 {
-    tr_vec lse = tr_vec_set(task->lse[i]), delta = tr_vec_set(task->delta[i]);
+    tr_vec lse = tr_vec_set(task->lse[i]);
+    tr_vec prob = tr_vec_exp(tr_vec_load_f32(scores + c) * task->args->scale - lse);
+    tr_vec_int valid = tr_vec_index() + (int32_t)(key + c) <= (int32_t)(task->query + i);
+    return tr_vec_select(valid, prob, tr_vec_zero());
+}
+
+/* A row of one key panel: what it adds to delta of query i. */
+TR_VEC_INLINE void delta_row(backward_task *task, int64_t i, int64_t key, const float *p,
+                             const float *dp, row_dropout dropout)
+{
+    tr_vec sum = tr_vec_zero();
+    for (int64_t c = 0; c < task->columns; c += TR_VEC_LANES) {
+        tr_vec prob = probabilities(task, i, key, c, p), grad = tr_vec_load_f32(dp + c);
+        if (dropout.on)
+            grad =
+                tr_cpu_dropout_apply(grad, task->words + c, dropout.threshold, dropout.kept_scale);
+        sum = tr_vec_fma(prob, grad, sum);
+    }
+    task->delta[i] += tr_vec_sum(sum);
+}
+
+/* A row of one key panel: scores and dO V^T of query i become M P and dS. */
+TR_VEC_INLINE void score_row(backward_task *task, int64_t i, int64_t key, float *p, float *ds,
+                             row_dropout dropout)
+{
+    tr_vec delta = tr_vec_set(task->delta[i]);
     float scale = task->args->scale;
     for (int64_t c = 0; c < task->columns; c += TR_VEC_LANES) {
-        tr_vec prob = tr_vec_exp(tr_vec_load_f32(p + c) * scale - lse);
-        tr_vec_int valid = tr_vec_index() + (int32_t)(key + c) <= (int32_t)(task->query + i);
-        prob = tr_vec_select(valid, prob, tr_vec_zero());
+        tr_vec prob = probabilities(task, i, key, c, p);
         tr_vec grad = tr_vec_load_f32(ds + c), kept = prob;
-        if (dropout) {
+        if (dropout.on) {
             const uint32_t *words = task->words + c;
-            grad = tr_cpu_dropout_apply(grad, words, threshold, kept_scale);
-            kept = tr_cpu_dropout_apply(prob, words, threshold, kept_scale);
+            grad = tr_cpu_dropout_apply(grad, words, dropout.threshold, dropout.kept_scale);
+            kept = tr_cpu_dropout_apply(prob, words, dropout.threshold, dropout.kept_scale);
         }
         tr_vec_store_f32(p + c, kept);
         tr_vec_store_f32(ds + c, prob * (grad - delta) * scale);
     }
 }
 
-/* Rows [first, num_queries) of the key panel at `key`; the others of the panels of queries that they share become zero in dS. */
-static void score_panel(backward_task *task, int64_t first, int64_t key, float *p, float *ds)
+/* What is done with a panel's scores and dO V^T. */
+typedef enum panel_pass { PASS_DELTA, PASS_GRADIENTS } panel_pass;
+
+/* Rows [first, num_queries) of the key panel at `key`. */
+static void score_panel(backward_task *task, panel_pass pass, int64_t first, int64_t key, float *p,
+                        float *ds)
 {
     const tr_dropout *dropout = &task->args->dropout;
-    int64_t columns = task->columns, count = task->num_queries;
-    int64_t above = first / columns * columns, below = tr_cpu_round_up(count, columns);
-    memset(ds + above * columns, 0, (size_t)((first - above) * columns) * sizeof *ds);
-    memset(ds + count * columns, 0, (size_t)((below - count) * columns) * sizeof *ds);
-    if (dropout->probability <= 0.0f) {
-        for (int64_t i = first; i < count; i++)
-            score_row(task, i, key, p + i * columns, ds + i * columns, false, 0, 1.0f);
-        return;
+    int64_t columns = task->columns;
+    row_dropout row = {.on = dropout->probability > 0.0f, .kept_scale = 1.0f};
+    uint64_t sample = 0, sample_key = 0;
+    if (row.on) {
+        sample = dropout->samples[task->b];
+        sample_key = tr_dropout_key(dropout->key, sample);
+        row.threshold = tr_dropout_threshold(dropout->probability);
+        row.kept_scale = tr_dropout_scale(dropout->probability);
     }
-    uint64_t sample = dropout->samples[task->b];
-    uint64_t sample_key = tr_dropout_key(dropout->key, sample);
-    uint32_t threshold = tr_dropout_threshold(dropout->probability);
-    float kept_scale = tr_dropout_scale(dropout->probability);
-    for (int64_t i = first; i < count; i++) {
-        tr_cpu_dropout_words(sample_key, (uint32_t)sample,
-                             (uint32_t)(task->args->head_offset + task->head),
-                             (uint32_t)(task->query + i), key, columns, task->words);
-        score_row(task, i, key, p + i * columns, ds + i * columns, true, threshold, kept_scale);
+    for (int64_t i = first; i < task->num_queries; i++) {
+        if (row.on)
+            tr_cpu_dropout_words(sample_key, (uint32_t)sample,
+                                 (uint32_t)(task->args->head_offset + task->head),
+                                 (uint32_t)(task->query + i), key, columns, task->words);
+        if (pass == PASS_DELTA)
+            delta_row(task, i, key, p + i * columns, ds + i * columns, row);
+        else
+            score_row(task, i, key, p + i * columns, ds + i * columns, row);
     }
 }
 
-/* Scores, their gradients, and what they add to dK and dV, for the panel of keys at `key`. */
-static void backward_panel(backward_task *task, int64_t key, float *p, float *ds)
+/* Scores and dO V^T of the panel of keys at `key`, for the queries from the returned one on; those before it lie above the diagonal. */
+static int64_t panel_products(backward_task *task, int64_t key, float *p, float *ds)
 {
     const tr_cpu_tile *tile = task->tile;
     int64_t D = task->args->D, columns = task->columns, rows = task->rows;
-    int64_t count = task->num_queries;
     int64_t first = key > task->query ? (key - task->query) / rows * rows : 0;
-    for (int64_t i = first; i < count; i += rows) {
+    for (int64_t i = first; i < task->num_queries; i += rows) {
         tile->multiply(D, task->q_rows + i * D, task->k_columns + key * D, p + i * columns, columns,
                        false);
         tile->multiply(D, task->do_rows + i * D, task->v_columns + key * D, ds + i * columns,
                        columns, false);
     }
-    score_panel(task, first, key, p, ds);
+    return first;
+}
+
+/* delta of the block's queries, in fp32 from the scores: taken from the rounded output instead, it would leave rows of dS that do not sum to zero, an error
+ * that the sums over rows (key biases) collect. */
+static void compute_delta(backward_task *task)
+{
+    int64_t end = task->query + task->num_queries;
+    memset(task->delta, 0, (size_t)task->num_queries * sizeof *task->delta);
+    for (int64_t key = 0; key < end; key += task->columns) {
+        int64_t first = panel_products(task, key, task->p, task->ds);
+        score_panel(task, PASS_DELTA, first, key, task->p, task->ds);
+    }
+}
+
+/* Scores, their gradients, and what they add to dK and dV, for the panel of keys at `key`. Queries of other panels that share panels of columns become zero in dS. */
+static void backward_panel(backward_task *task, int64_t key, float *p, float *ds)
+{
+    const tr_cpu_tile *tile = task->tile;
+    int64_t D = task->args->D, columns = task->columns, rows = task->rows;
+    int64_t count = task->num_queries, first = panel_products(task, key, p, ds);
+    int64_t above = first / columns * columns, below = tr_cpu_round_up(count, columns);
+    memset(ds + above * columns, 0, (size_t)((first - above) * columns) * sizeof *ds);
+    memset(ds + count * columns, 0, (size_t)((below - count) * columns) * sizeof *ds);
+    score_panel(task, PASS_GRADIENTS, first, key, p, ds);
     float *dk = task->dk + key * task->depth, *dv = task->dv + key * task->depth;
     for (int64_t d = 0; d < D; d += rows) {
         int64_t at = d * count + first * rows;
@@ -231,8 +269,9 @@ static void store_rows(const backward_task *task, const float *panels, int64_t f
 static void backward_queries_block(backward_task *task)
 {
     int64_t columns = task->columns, end = task->query + task->num_queries;
-    load_stats(task);
+    load_lse(task);
     pack_queries(task);
+    compute_delta(task);
     for (int64_t key = 0; key < end; key += TR_ATTENTION_KEYS) {
         int64_t keys = end - key < TR_ATTENTION_KEYS ? end - key : TR_ATTENTION_KEYS;
         int64_t num_panels = (keys + columns - 1) / columns;
