@@ -1,11 +1,13 @@
 /* Attention backward: one task per sequence and key/value head, which walks the query heads of its group in order.
  *
- * For a block of queries and a block of keys, with probabilities recomputed from lse (Dao et al. 2022, algorithm 4):
+ * For a block of queries, with probabilities recomputed from lse (Dao et al. 2022, algorithm 4):
  *     P = exp(scale Q K^T - lse);  M = kept / (1 - p) or 0 (dropout);  dP = M (dO V^T);  delta = sum over keys of P dP
- *     dS = scale P (dP - delta);  dV += (M P)^T dO;  dK += dS^T Q;  dQ = sum over key blocks of dS K
- * P and dS are kept as column panels of keys, [key panel][query][columns], in which the products with dO and Q read them; for dQ
- * they are turned into column panels of queries. dK and dV are summed in fp32 over all queries of the group in a fixed order and
- * rounded once. Rows above the diagonal are skipped, key panel by key panel. */
+ *     dS = scale P (dP - delta);  dV += (M P)^T dO;  dK += dS^T Q;  dQ = dS K
+ * delta comes from fp32 scores and not from the rounded output (dO O), which would leave rows of dS that do not sum to zero, an error that
+ * sums over positions (key biases) collect. P and dP of the block's whole rows are therefore kept until delta is known, as column panels of
+ * keys, [key panel][query][columns], in which the products with dO and Q read them; for dQ they are turned into column panels of queries.
+ * dK and dV are summed in fp32 over all queries of the group in a fixed order and rounded once. Rows above the diagonal are skipped, key
+ * panel by key panel. */
 #include "kernels/cpu/cpu_attention_int.h"
 #include "kernels/cpu/cpu_dropout.h"
 #include "kernels/cpu/cpu_isa.h"
@@ -28,8 +30,9 @@ typedef struct backward_task {
     float *k_columns, *v_columns, *k_rows, *dk, *dv;
     float *q_rows, *do_rows, *q_columns, *do_columns;
     float *p, *ds, *ds_turned, *dq, *turned;
-    uint32_t *words; /* of one query's keys */
-    float *lse, *delta;
+    uint32_t *words;                  /* of one query's keys */
+    float *lse, *delta, *delta_lanes; /* of the block's queries; lanes: [queries][columns] */
+    float kept_scale;
 } backward_task;
 
 static backward_task make_task(const backward_job *job, int64_t index, int thread)
@@ -59,6 +62,8 @@ static backward_task make_task(const backward_job *job, int64_t index, int threa
     task.words = (uint32_t *)(at += plan->rows);
     task.lse = at += plan->words;
     task.delta = task.lse + TR_ATTENTION_QUERIES;
+    task.delta_lanes = task.delta + TR_ATTENTION_QUERIES;
+    task.kept_scale = tr_dropout_scale(job->args->dropout.probability);
     return task;
 }
 
@@ -102,123 +107,107 @@ static void pack_queries(backward_task *task)
     tr_cpu_pack(&dout_turned, 0, D, first, count, rows, task->do_columns);
 }
 
-/* Dropout of one row's keys; off: no words are read. */
+/* The first row, counted in whole tiles, that has keys of the panel at `key` at or below the diagonal. */
+static int64_t first_query(const backward_task *task, int64_t key)
+{
+    return key > task->query ? (key - task->query) / task->rows * task->rows : 0;
+}
+
+/* Dropout of a row's keys; off: no words are read. */
 typedef struct row_dropout {
     bool on;
     uint32_t threshold;
-    float kept_scale;
 } row_dropout;
 
-/* Probabilities of query i and keys key + c ..., 0 above the diagonal. */
-TR_VEC_INLINE tr_vec probabilities(const backward_task *task, int64_t i, int64_t key, int64_t c,
-                                   const float *scores)
+/* A row of one key panel: scores become P, dO V^T becomes dP, and P dP is added to the lanes of delta of query i. P is not negative:
+ * a dropped one is kept with its sign turned. */
+TR_VEC_INLINE void probability_row(backward_task *task, int64_t i, int64_t key, float *p, float *dp,
+                                   row_dropout dropout)
 {
     tr_vec lse = tr_vec_set(task->lse[i]);
-    tr_vec prob = tr_vec_exp(tr_vec_load_f32(scores + c) * task->args->scale - lse);
-    tr_vec_int valid = tr_vec_index() + (int32_t)(key + c) <= (int32_t)(task->query + i);
-    return tr_vec_select(valid, prob, tr_vec_zero());
-}
-
-/* A row of one key panel: what it adds to delta of query i. */
-TR_VEC_INLINE void delta_row(backward_task *task, int64_t i, int64_t key, const float *p,
-                             const float *dp, row_dropout dropout)
-{
-    tr_vec sum = tr_vec_zero();
+    float *lanes = task->delta_lanes + i * task->columns;
     for (int64_t c = 0; c < task->columns; c += TR_VEC_LANES) {
-        tr_vec prob = probabilities(task, i, key, c, p), grad = tr_vec_load_f32(dp + c);
-        if (dropout.on)
-            grad =
-                tr_cpu_dropout_apply(grad, task->words + c, dropout.threshold, dropout.kept_scale);
-        sum = tr_vec_fma(prob, grad, sum);
-    }
-    task->delta[i] += tr_vec_sum(sum);
-}
-
-/* A row of one key panel: scores and dO V^T of query i become M P and dS. */
-TR_VEC_INLINE void score_row(backward_task *task, int64_t i, int64_t key, float *p, float *ds,
-                             row_dropout dropout)
-{
-    tr_vec delta = tr_vec_set(task->delta[i]);
-    float scale = task->args->scale;
-    for (int64_t c = 0; c < task->columns; c += TR_VEC_LANES) {
-        tr_vec prob = probabilities(task, i, key, c, p);
-        tr_vec grad = tr_vec_load_f32(ds + c), kept = prob;
+        tr_vec prob = tr_vec_exp(tr_vec_load_f32(p + c) * task->args->scale - lse);
+        tr_vec_int valid = tr_vec_index() + (int32_t)(key + c) <= (int32_t)(task->query + i);
+        tr_vec grad = tr_vec_load_f32(dp + c);
+        prob = tr_vec_select(valid, prob, tr_vec_zero());
+        tr_vec stored = prob;
         if (dropout.on) {
-            const uint32_t *words = task->words + c;
-            grad = tr_cpu_dropout_apply(grad, words, dropout.threshold, dropout.kept_scale);
-            kept = tr_cpu_dropout_apply(prob, words, dropout.threshold, dropout.kept_scale);
+            tr_vec_uint words;
+            memcpy(&words, task->words + c, sizeof words);
+            tr_vec_int kept = (tr_vec_int)(words >= dropout.threshold);
+            grad = tr_vec_select(kept, grad * task->kept_scale, tr_vec_zero());
+            stored = tr_vec_select(kept, prob, -prob);
         }
-        tr_vec_store_f32(p + c, kept);
-        tr_vec_store_f32(ds + c, prob * (grad - delta) * scale);
+        tr_vec_store_f32(lanes + c, tr_vec_fma(prob, grad, tr_vec_load_f32(lanes + c)));
+        tr_vec_store_f32(p + c, stored);
+        tr_vec_store_f32(dp + c, grad);
     }
 }
 
-/* What is done with a panel's scores and dO V^T. */
-typedef enum panel_pass { PASS_DELTA, PASS_GRADIENTS } panel_pass;
-
-/* Rows [first, num_queries) of the key panel at `key`. */
-static void score_panel(backward_task *task, panel_pass pass, int64_t first, int64_t key, float *p,
-                        float *ds)
+/* P and dP of the panel of keys at `key`. Queries before the panel's first lie above its diagonal. */
+static void probability_panel(backward_task *task, int64_t key, float *p, float *dp)
 {
+    const tr_cpu_tile *tile = task->tile;
     const tr_dropout *dropout = &task->args->dropout;
-    int64_t columns = task->columns;
-    row_dropout row = {.on = dropout->probability > 0.0f, .kept_scale = 1.0f};
-    uint64_t sample = 0, sample_key = 0;
-    if (row.on) {
-        sample = dropout->samples[task->b];
-        sample_key = tr_dropout_key(dropout->key, sample);
-        row.threshold = tr_dropout_threshold(dropout->probability);
-        row.kept_scale = tr_dropout_scale(dropout->probability);
+    int64_t D = task->args->D, columns = task->columns, first = first_query(task, key);
+    for (int64_t i = first; i < task->num_queries; i += task->rows) {
+        tile->multiply(D, task->q_rows + i * D, task->k_columns + key * D, p + i * columns, columns,
+                       false);
+        tile->multiply(D, task->do_rows + i * D, task->v_columns + key * D, dp + i * columns,
+                       columns, false);
     }
+    row_dropout row = {.on = dropout->probability > 0.0f};
+    uint64_t sample = row.on ? dropout->samples[task->b] : 0;
+    uint64_t sample_key = tr_dropout_key(dropout->key, sample);
+    row.threshold = tr_dropout_threshold(dropout->probability);
     for (int64_t i = first; i < task->num_queries; i++) {
         if (row.on)
             tr_cpu_dropout_words(sample_key, (uint32_t)sample,
                                  (uint32_t)(task->args->head_offset + task->head),
                                  (uint32_t)(task->query + i), key, columns, task->words);
-        if (pass == PASS_DELTA)
-            delta_row(task, i, key, p + i * columns, ds + i * columns, row);
-        else
-            score_row(task, i, key, p + i * columns, ds + i * columns, row);
+        probability_row(task, i, key, p + i * columns, dp + i * columns, row);
     }
 }
 
-/* Scores and dO V^T of the panel of keys at `key`, for the queries from the returned one on; those before it lie above the diagonal. */
-static int64_t panel_products(backward_task *task, int64_t key, float *p, float *ds)
+/* delta[i]: the sum of its lanes, by halving. */
+static void sum_delta(backward_task *task)
+{
+    for (int64_t i = 0; i < task->num_queries; i++) {
+        float *lanes = task->delta_lanes + i * task->columns;
+        for (int64_t half = task->columns / 2; half > 0; half /= 2)
+            for (int64_t c = 0; c < half; c++)
+                lanes[c] += lanes[c + half];
+        task->delta[i] = lanes[0];
+    }
+}
+
+/* A row of one key panel: P and dP become M P and dS. */
+TR_VEC_INLINE void gradient_row(const backward_task *task, int64_t i, float *p, float *ds)
+{
+    tr_vec delta = tr_vec_set(task->delta[i]);
+    float scale = task->args->scale;
+    for (int64_t c = 0; c < task->columns; c += TR_VEC_LANES) {
+        tr_vec stored = tr_vec_load_f32(p + c);
+        tr_vec prob = (tr_vec)((tr_vec_int)stored & 0x7fffffff);
+        tr_vec kept = tr_vec_max(stored, tr_vec_zero()) * task->kept_scale;
+        tr_vec_store_f32(p + c, kept);
+        tr_vec_store_f32(ds + c, prob * (tr_vec_load_f32(ds + c) - delta) * scale);
+    }
+}
+
+/* dS of the panel of keys at `key`, and what it adds to dK and dV. Rows that are not of the panel but share a column panel of queries
+ * with it become zero in dS. */
+static void gradient_panel(backward_task *task, int64_t key, float *p, float *ds)
 {
     const tr_cpu_tile *tile = task->tile;
     int64_t D = task->args->D, columns = task->columns, rows = task->rows;
-    int64_t first = key > task->query ? (key - task->query) / rows * rows : 0;
-    for (int64_t i = first; i < task->num_queries; i += rows) {
-        tile->multiply(D, task->q_rows + i * D, task->k_columns + key * D, p + i * columns, columns,
-                       false);
-        tile->multiply(D, task->do_rows + i * D, task->v_columns + key * D, ds + i * columns,
-                       columns, false);
-    }
-    return first;
-}
-
-/* delta of the block's queries, in fp32 from the scores: taken from the rounded output instead, it would leave rows of dS that do not sum to zero, an error
- * that the sums over rows (key biases) collect. */
-static void compute_delta(backward_task *task)
-{
-    int64_t end = task->query + task->num_queries;
-    memset(task->delta, 0, (size_t)task->num_queries * sizeof *task->delta);
-    for (int64_t key = 0; key < end; key += task->columns) {
-        int64_t first = panel_products(task, key, task->p, task->ds);
-        score_panel(task, PASS_DELTA, first, key, task->p, task->ds);
-    }
-}
-
-/* Scores, their gradients, and what they add to dK and dV, for the panel of keys at `key`. Queries of other panels that share panels of columns become zero in dS. */
-static void backward_panel(backward_task *task, int64_t key, float *p, float *ds)
-{
-    const tr_cpu_tile *tile = task->tile;
-    int64_t D = task->args->D, columns = task->columns, rows = task->rows;
-    int64_t count = task->num_queries, first = panel_products(task, key, p, ds);
+    int64_t count = task->num_queries, first = first_query(task, key);
     int64_t above = first / columns * columns, below = tr_cpu_round_up(count, columns);
     memset(ds + above * columns, 0, (size_t)((first - above) * columns) * sizeof *ds);
     memset(ds + count * columns, 0, (size_t)((below - count) * columns) * sizeof *ds);
-    score_panel(task, PASS_GRADIENTS, first, key, p, ds);
+    for (int64_t i = first; i < count; i++)
+        gradient_row(task, i, p + i * columns, ds + i * columns);
     float *dk = task->dk + key * task->depth, *dv = task->dv + key * task->depth;
     for (int64_t d = 0; d < D; d += rows) {
         int64_t at = d * count + first * rows;
@@ -230,7 +219,7 @@ static void backward_panel(backward_task *task, int64_t key, float *p, float *ds
 }
 
 /* dQ (+)= dS K over the block of keys that begins at `key` and has `num_panels` panels. */
-static void backward_queries(backward_task *task, int64_t key, int64_t num_panels)
+static void backward_queries(backward_task *task, int64_t key, int64_t num_panels, const float *ds)
 {
     const tr_cpu_tile *tile = task->tile;
     int64_t T = task->args->T, D = task->args->D, columns = task->columns;
@@ -242,7 +231,7 @@ static void backward_queries(backward_task *task, int64_t key, int64_t num_panel
         if (depth > T - key)
             depth = T - key;
         for (int64_t panel = 0; panel * columns < depth; panel++)
-            tr_cpu_turn(task->ds + (panel * TR_ATTENTION_QUERIES + i) * columns, columns, columns,
+            tr_cpu_turn(ds + (panel * TR_ATTENTION_QUERIES + i) * columns, columns, columns,
                         columns, task->ds_turned + panel * columns * columns, columns);
         float *dq = task->dq + i * task->depth;
         for (int64_t d = 0; depth > 0 && d < D; d += task->rows)
@@ -271,15 +260,20 @@ static void backward_queries_block(backward_task *task)
     int64_t columns = task->columns, end = task->query + task->num_queries;
     load_lse(task);
     pack_queries(task);
-    compute_delta(task);
+    memset(task->delta_lanes, 0, (size_t)(task->num_queries * columns) * sizeof(float));
+    for (int64_t key = 0; key < end; key += columns) {
+        int64_t offset = key * TR_ATTENTION_QUERIES;
+        probability_panel(task, key, task->p + offset, task->ds + offset);
+    }
+    sum_delta(task);
     for (int64_t key = 0; key < end; key += TR_ATTENTION_KEYS) {
         int64_t keys = end - key < TR_ATTENTION_KEYS ? end - key : TR_ATTENTION_KEYS;
         int64_t num_panels = (keys + columns - 1) / columns;
         for (int64_t panel = 0; panel < num_panels; panel++) {
-            int64_t offset = panel * TR_ATTENTION_QUERIES * columns;
-            backward_panel(task, key + panel * columns, task->p + offset, task->ds + offset);
+            int64_t offset = (key + panel * columns) * TR_ATTENTION_QUERIES;
+            gradient_panel(task, key + panel * columns, task->p + offset, task->ds + offset);
         }
-        backward_queries(task, key, num_panels);
+        backward_queries(task, key, num_panels, task->ds + key * TR_ATTENTION_QUERIES);
     }
     store_rows(task, task->dq, task->query, task->num_queries, task->args->A, task->head,
                task->args->dq);

@@ -31,12 +31,12 @@ tr_cpu_attention_backward_plan tr_cpu_attention_plan_backward(const tr_cpu_tile 
     plan.dk = plan.dv = part(keys * depth);
     plan.q_rows = plan.do_rows = part((int64_t)TR_ATTENTION_QUERIES * D);
     plan.q_columns = plan.do_columns = part((int64_t)TR_ATTENTION_QUERIES * depth);
-    plan.p = plan.ds = part((int64_t)TR_ATTENTION_QUERIES * TR_ATTENTION_KEYS);
+    plan.p = plan.ds = part((int64_t)TR_ATTENTION_QUERIES * keys);
     plan.ds_turned = part((int64_t)TR_ATTENTION_KEYS * tile->columns);
     plan.dq = part((int64_t)TR_ATTENTION_QUERIES * depth);
     plan.rows = part(D * tile->columns);
     plan.words = part(2 * TR_ATTENTION_KEYS);
-    plan.stats = part(2 * TR_ATTENTION_QUERIES);
+    plan.stats = part((2 + tile->columns) * TR_ATTENTION_QUERIES);
     plan.thread = plan.k_columns + plan.v_columns + plan.k_rows + plan.dk + plan.dv + plan.q_rows +
                   plan.do_rows + plan.q_columns + plan.do_columns + plan.p + plan.ds +
                   plan.ds_turned + plan.dq + plan.rows + plan.words + plan.stats;
