@@ -24,7 +24,7 @@ typedef struct tr_cpu_attention_backward_plan {
 } tr_cpu_attention_backward_plan;
 
 /* Queries of one piece of the forward grid, and blocks of the backward walk; multiples of every tile's rows and columns. */
-enum { TR_ATTENTION_PIECE = 96, TR_ATTENTION_QUERIES = 96, TR_ATTENTION_KEYS = 128 };
+enum { TR_ATTENTION_PIECE = 96, TR_ATTENTION_QUERIES = 48, TR_ATTENTION_KEYS = 128 };
 
 tr_cpu_attention_forward_plan tr_cpu_attention_plan_forward(const tr_cpu_tile *tile, int64_t T,
                                                             int64_t K, int64_t D);
