@@ -10,10 +10,11 @@
  *
  * Resuming (tr_run_resume): rank 0 chooses a checkpoint; every rank finds its boxes, and reads and
  * checks all that it needs before any rank changes anything. With checkpoint.resume = auto a
- * damaged checkpoint is passed over with one warning, for the newest one that is whole; when some are there
- * and none is whole, or the one named by path is not, the run ends with TR_ERR_CHECKPOINT. A
- * checkpoint of another model is refused with TR_ERR_SETTINGS. Changed settings: the mathematics as
- * one warning with old and new values, the layout as one line of information.
+ * damaged checkpoint is passed over with one warning, for the newest one that is whole; when some
+ * are there and none is whole, or the one named by path is not, the run ends with
+ * TR_ERR_CHECKPOINT. A checkpoint of another model is refused with TR_ERR_SETTINGS. Changed
+ * settings: the mathematics as one warning with old and new values, the layout as one line of
+ * information.
  *
  * checkpoint.weights_only takes masters only: step, position, moments and loss scale start anew. */
 #ifndef TR_ENGINE_CHECKPOINT_H
@@ -23,9 +24,9 @@
 
 /* Before tr_config_resolve, on any or every rank (not collective): takes train.reduction_order and
  * train.reduction_leaves over from the checkpoint that would be resumed, where the user set neither
- * (they fix the run's sums, and with leaves the memory that it needs). Changes nothing when there
- * is no checkpoint, or with checkpoint.weights_only. TR_ERR_CHECKPOINT when checkpoint.resume names a
- * path and no checkpoint is there. */
+ * (they fix the run's sums, and with leaves the memory that it needs). Changes nothing when no
+ * checkpoint is there, or with checkpoint.weights_only. TR_ERR_CHECKPOINT when checkpoint.resume
+ * names a path and no checkpoint is there. */
 tr_status tr_checkpoint_peek(tr_config *cfg);
 
 /* True when the last tr_run_save saved nothing (and said so). Not collective; the same on all
