@@ -196,16 +196,12 @@ TR_VEC_INLINE void gradient_row(const backward_task *task, int64_t i, float *p, 
     }
 }
 
-/* dS of the panel of keys at `key`, and what it adds to dK and dV. Rows that are not of the panel but share a column panel of queries
- * with it become zero in dS. */
+/* dS of the panel of keys at `key`, and what it adds to dK and dV. */
 static void gradient_panel(backward_task *task, int64_t key, float *p, float *ds)
 {
     const tr_cpu_tile *tile = task->tile;
     int64_t D = task->args->D, columns = task->columns, rows = task->rows;
     int64_t count = task->num_queries, first = first_query(task, key);
-    int64_t above = first / columns * columns, below = tr_cpu_round_up(count, columns);
-    memset(ds + above * columns, 0, (size_t)((first - above) * columns) * sizeof *ds);
-    memset(ds + count * columns, 0, (size_t)((below - count) * columns) * sizeof *ds);
     for (int64_t i = first; i < count; i++)
         gradient_row(task, i, p + i * columns, ds + i * columns);
     float *dk = task->dk + key * task->depth, *dv = task->dv + key * task->depth;
@@ -218,7 +214,8 @@ static void gradient_panel(backward_task *task, int64_t key, float *p, float *ds
     }
 }
 
-/* dQ (+)= dS K over the block of keys that begins at `key` and has `num_panels` panels. */
+/* dQ (+)= dS K over the block of keys that begins at `key` and has `num_panels` panels. A panel of queries takes the keys up to its own
+ * diagonal block, whose rows are all written; queries past the sequence's end are lanes that nobody stores. */
 static void backward_queries(backward_task *task, int64_t key, int64_t num_panels, const float *ds)
 {
     const tr_cpu_tile *tile = task->tile;
