@@ -40,6 +40,7 @@ static void replica_buffers_init(tr_gradients *gradients, tr_arena *comm, tr_are
             if (elements > most)
                 most = elements;
         }
+    gradients->replica_elements = most;
     if (most == 0)
         return;
     gradients->replica_source = tr_arena_alloc(comm, (size_t)most * sizeof(float));

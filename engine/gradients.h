@@ -33,6 +33,7 @@ typedef struct tr_gradients {
     int next_bucket;    /* first bucket not yet posted */
     tr_group *replica_groups
         [TR_REPLICA_NUM]; /* tensor group for ROWS, sharers of key/value heads for KV; set after init, NULL where not needed */
+    int64_t replica_elements; /* of the largest sum over replicas */
     float *replica_source, *replica_sum;
     tr_event replica_event;
 } tr_gradients;

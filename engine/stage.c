@@ -287,9 +287,41 @@ static tr_status stage_backward(void *context, int number, int microbatch, int s
     return items_ready(stage, local_chunk, microbatch, -1);
 }
 
+/* Operations that a group may have in flight at once: two buckets and their gathers; the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
+enum { DATA_OPERATIONS = 4, TENSOR_OPERATIONS = 7 };
+
+static void sums_reserve(tr_group *group, int64_t elements_per_rank, int num_operations)
+{
+    if (group != NULL)
+        tr_group_reserve(
+            group, (size_t)elements_per_rank * (size_t)(tr_group_size(group) - 1) * sizeof(float),
+            num_operations);
+}
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* So that no sum of a step takes memory. */
+static void groups_reserve(const tr_stage *stage, tr_group *tensor, tr_group *kv, tr_group *data)
+{
+    const tr_model *model = &stage->model;
+    const tr_bucket_reducer *reducer = &stage->gradients.reducer;
+    int64_t size = model->tensor.size, shard = 0;
+    for (int i = 0; i < reducer->num_buckets * reducer->size; i++)
+        shard = most(shard, reducer->counts[i]);
+    sums_reserve(data, shard, DATA_OPERATIONS);
+    int64_t elements = most(model->R * model->H, 2 * model->R);
+    elements = most(elements, stage->gradients.replica_elements);
+    sums_reserve(tensor, (elements + size - 1) / size, TENSOR_OPERATIONS);
+    sums_reserve(kv, stage->gradients.replica_elements, 1);
+}
+
 tr_status tr_stage_connect(tr_stage *stage, tr_group *tensor, tr_group *kv, tr_group *data,
                            tr_group *pipeline)
 {
+    groups_reserve(stage, tensor, kv, data);
     stage->model.tensor.group = tensor;
     stage->gradients.replica_groups[TR_REPLICA_ROWS] = tensor;
     stage->gradients.replica_groups[TR_REPLICA_KV] = kv;

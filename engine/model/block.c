@@ -161,6 +161,8 @@ static tr_status mlp_backward(tr_model *model, int layer, const tr_microbatch *m
     const void *full;
     float *partial;
     int64_t n = model->R * model->F;
+    void *dup =
+        saved->gate != NULL ? saved->up : scratch->dact; /* in place, where operations can */
     TR_TRY(
         product_gradient(model, microbatch, "mlp output", layer, w[TR_ROLE_DOWN_BIAS], dy, &full));
     if (recompute)
@@ -171,23 +173,22 @@ static tr_status mlp_backward(tr_model *model, int layer, const tr_microbatch *m
                                  model->F, model->dtype, false));
     if (saved->gate != NULL)
         TR_TRY(ops->swiglu_backward(model->device, model->dtype, n, saved->gate, saved->up,
-                                    scratch->dact, scratch->dgate, scratch->dup));
+                                    scratch->dact, saved->gate, saved->up));
     else
-        TR_TRY(ops->gelu_backward(model->device, model->dtype, n, saved->up, scratch->dact,
-                                  scratch->dup));
+        TR_TRY(ops->gelu_backward(model->device, model->dtype, n, saved->up, scratch->dact, dup));
 
     tr_norm_site norm = norm2_site(model, layer, saved);
     TR_TRY(tr_model_norm(model, &norm, !recompute, &full));
     TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
-    TR_TRY(tr_model_linear_grads(model, scratch->dup, model->F, full, model->H,
-                                 w[TR_ROLE_UP_WEIGHT], w[TR_ROLE_UP_BIAS]));
-    TR_TRY(tr_model_linear_input(model, scratch->dup, model->F, w[TR_ROLE_UP_WEIGHT], partial,
-                                 model->H, TR_F32, false));
+    TR_TRY(tr_model_linear_grads(model, dup, model->F, full, model->H, w[TR_ROLE_UP_WEIGHT],
+                                 w[TR_ROLE_UP_BIAS]));
+    TR_TRY(tr_model_linear_input(model, dup, model->F, w[TR_ROLE_UP_WEIGHT], partial, model->H,
+                                 TR_F32, false));
     if (saved->gate != NULL) {
-        TR_TRY(tr_model_linear_grads(model, scratch->dgate, model->F, full, model->H,
+        TR_TRY(tr_model_linear_grads(model, saved->gate, model->F, full, model->H,
                                      w[TR_ROLE_GATE_WEIGHT], w[TR_ROLE_GATE_BIAS]));
-        TR_TRY(tr_model_linear_input(model, scratch->dgate, model->F, w[TR_ROLE_GATE_WEIGHT],
-                                     partial, model->H, TR_F32, true));
+        TR_TRY(tr_model_linear_input(model, saved->gate, model->F, w[TR_ROLE_GATE_WEIGHT], partial,
+                                     model->H, TR_F32, true));
     }
     return tr_model_norm_backward(model, &norm, partial, dy, scratch->dmiddle);
 }

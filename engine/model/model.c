@@ -92,6 +92,13 @@ void tr_head_saved_init(const tr_model *model, tr_head_saved *saved, tr_arena *a
         logits_alloc(model, saved, arena);
 }
 
+/* Takes what is missing up to a mark made earlier. */
+static void arena_advance(tr_arena *arena, size_t mark)
+{
+    if (tr_arena_mark(arena) < mark)
+        tr_arena_alloc(arena, mark - tr_arena_mark(arena));
+}
+
 static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
 {
     tr_model_scratch *scratch = &model->scratch;
@@ -104,24 +111,26 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     /* The MLP's and the attention's gradients live in turn. */
     size_t mark = tr_arena_mark(arena);
     scratch->dact = rows_alloc(model, arena, model->R, model->F);
-    if (model->cfg->model.mlp == TR_MLP_SWIGLU)
-        scratch->dgate = rows_alloc(model, arena, model->R, model->F);
-    scratch->dup = rows_alloc(model, arena, model->R, model->F);
     size_t mlp_end = tr_arena_mark(arena);
     tr_arena_reset(arena, mark);
     scratch->dattention = rows_alloc(model, arena, model->R, model->A * model->D);
     scratch->dq = rows_alloc(model, arena, model->R, model->A * model->D);
     scratch->dk = rows_alloc(model, arena, model->R, model->K * model->D);
     scratch->dv = rows_alloc(model, arena, model->R, model->K * model->D);
-    if (tr_arena_mark(arena) < mlp_end)
-        tr_arena_alloc(arena, mlp_end - tr_arena_mark(arena));
+    arena_advance(arena, mlp_end);
 
+    /* So do a recomputed block and, with full recomputation, the logits. */
+    mark = tr_arena_mark(arena);
     if (model->cfg->memory.recompute == TR_RECOMPUTE_FULL)
         stored_alloc(model, &scratch->recompute, arena);
     if (model->cfg->memory.recompute != TR_RECOMPUTE_NONE)
         dropped_alloc(model, &scratch->recompute, arena);
-    if (model->cfg->memory.recompute == TR_RECOMPUTE_FULL && has_head)
+    if (model->cfg->memory.recompute == TR_RECOMPUTE_FULL && has_head) {
+        size_t block_end = tr_arena_mark(arena);
+        tr_arena_reset(arena, mark);
         logits_alloc(model, &scratch->head, arena);
+        arena_advance(arena, block_end);
+    }
 }
 
 void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, tr_device *device,

@@ -29,8 +29,8 @@ typedef struct tr_block_saved {
     void *attention;                      /* [R, A*D] */
     float *lse;                           /* [B,A,T] */
     void *middle;                         /* [S,H] the stream between attention and MLP */
-    void *gate, *up;                      /* [R,F]; GELU uses up only */
-    void *act;                            /* [R,F] */
+    void *gate, *up; /* [R,F]; GELU uses up only; their gradients in place after backward */
+    void *act;       /* [R,F] */
 } tr_block_saved;
 
 typedef struct tr_head_saved {
@@ -55,14 +55,14 @@ typedef struct tr_loss {
 
 /* Scratch of one rank, shared by all blocks. */
 typedef struct tr_model_scratch {
-    void *full;               /* [R,H] gathered rows (sequence parallel only) */
-    void *dropped;            /* [S,H] gradient after dropout (dropout only) */
-    void *dact, *dgate, *dup; /* [R,F] */
-    void *dattention;         /* [R,A*D] */
+    void *full;       /* [R,H] gathered rows (sequence parallel only) */
+    void *dropped;    /* [S,H] gradient after dropout (dropout only) */
+    void *dact;       /* [R,F] */
+    void *dattention; /* [R,A*D] */
     void *dq, *dk, *dv;
     void *dmiddle;            /* [S,H] */
     tr_block_saved recompute; /* the pieces that recompute modes do not store */
-    tr_head_saved head;       /* logits, when recompute is full */
+    tr_head_saved head;       /* logits, when recompute is full; lives in turn with `recompute` */
 } tr_model_scratch;
 
 typedef struct tr_model {
