@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "tests/parallel/covering.h"
 #include "tests/parallel/run_fixture.h"
 
@@ -155,6 +156,7 @@ static double tolerance(int numerics_level)
 /* The reference in use, the one on one tensor rank, and the first of the same batch. */
 typedef struct references {
     bool known;
+    int num_made;
     math_key key;
     fx_outcome first, whole, current;
 } references;
@@ -164,8 +166,9 @@ static int steps_of(const math_key *key)
     return key->batch == 840 ? 1 : 2;
 }
 
-static void reference_measure(fx_job *job, const math_key *key, fx_outcome *outcome)
+static void reference_measure(fx_job *job, references *r, const math_key *key, fx_outcome *outcome)
 {
+    r->num_made++;
     char *text = math_text(key);
     fx_outcome_clear(outcome);
     fx_measure(job, models[key->model], text, steps_of(key), NULL, outcome);
@@ -193,12 +196,12 @@ static void references_turn(fx_job *job, references *r, const math_key *key)
     bool same_batch = r->known && r->key.model == key->model && r->key.numerics == key->numerics &&
                       r->key.batch == key->batch;
     if (!same_batch)
-        reference_measure(job, &whole, &r->first);
+        reference_measure(job, r, &whole, &r->first);
     if (!same_batch || r->key.leaves != key->leaves) {
-        reference_measure(job, &whole, &r->whole);
+        reference_measure(job, r, &whole, &r->whole);
         rounding_check(job, &whole, &r->first, &r->whole);
     }
-    reference_measure(job, key, &r->current);
+    reference_measure(job, r, key, &r->current);
     rounding_check(job, key, &r->whole, &r->current);
     r->key = *key;
     r->known = true;
@@ -243,8 +246,15 @@ static void covering_run(fx_job *job, int strength)
     if (job->rank == 0)
         printf("%d layouts; %d combinations are not legal\n", num_rows, num_missed);
     references r = {0};
-    for (int i = 0; i < num_rows; i++)
+    double begin = tr_clock_seconds();
+    for (int i = 0; i < num_rows; i++) {
         row_run(job, &r, &rows[i]);
+        if (job->rank == 0 && (i + 1) % 16 == 0) {
+            printf("%d of %d after %.0f s, with %d references\n", i + 1, num_rows,
+                   tr_clock_seconds() - begin, r.num_made);
+            fflush(stdout);
+        }
+    }
     fx_outcome_clear(&r.first);
     fx_outcome_clear(&r.whole);
     fx_outcome_clear(&r.current);

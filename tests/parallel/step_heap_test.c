@@ -1,0 +1,158 @@
+/* A step of our own code takes nothing from the heap, and a long run grows nowhere.
+ *
+ * Linked with --wrap: allocations of the libraries of this tree are counted, those inside MPI and oneDNN are not. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "tests/parallel/run_fixture.h"
+
+static bool counting;
+static int64_t num_allocations;
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *pointer, size_t bytes);
+int __real_posix_memalign(void **pointer, size_t alignment, size_t bytes);
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *pointer, size_t bytes);
+int __wrap_posix_memalign(void **pointer, size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+
+void *__wrap_malloc(size_t bytes)
+{
+    num_allocations += counting;
+    return __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    num_allocations += counting;
+    return __real_calloc(count, bytes);
+}
+
+void *__wrap_realloc(void *pointer, size_t bytes)
+{
+    num_allocations += counting;
+    return __real_realloc(pointer, bytes);
+}
+
+int __wrap_posix_memalign(void **pointer, size_t alignment, size_t bytes)
+{
+    num_allocations += counting;
+    return __real_posix_memalign(pointer, alignment, bytes);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
+{
+    num_allocations += counting;
+    return __real_aligned_alloc(alignment, bytes);
+}
+
+static void steps_allocate_nothing(fx_job *job)
+{
+    if (!fx_case(job, "steps allocate nothing"))
+        return;
+    static const struct {
+        const char *model, *layout;
+    } cases[] = {
+        {"g", "model.dropout=0.1 device.threads=2"},
+        {"l", "parallel.data=2 parallel.tensor=2 parallel.pipeline=2 parallel.bucket_mb=0.02"},
+        {"g", "parallel.data=2 parallel.tensor=2 parallel.pipeline=2 parallel.inside=mpi "
+              "parallel.zero=0 train.precision=fp16 memory.recompute=full"},
+        {"l", "parallel.data=8 parallel.inside=mpi parallel.bucket_mb=0.02 train.precision=bf16"},
+        {"l", "parallel.tensor=4 parallel.pipeline=2 parallel.virtual=2 "
+              "parallel.schedule=interleaved memory.recompute=selective parallel.inside=mpi"}};
+    for (int i = 0; i < 5; i++) {
+        fx_run fx;
+        tr_metrics metrics;
+        double loss;
+        fx_open(job, &fx, cases[i].model, cases[i].layout, NULL, NULL);
+        for (int step = 1; step <= 5; step++) {
+            num_allocations = 0;
+            counting = step > 2;
+            fx_step(&fx, &metrics);
+            if (fx.run != NULL && step != 1)
+                fx_need(job, tr_run_evaluate(fx.run, &loss));
+            counting = false;
+            fx_check(job, num_allocations == 0, "%s %s: step %d: %lld allocations", cases[i].model,
+                     cases[i].layout, step, (long long)num_allocations);
+        }
+        /* The count itself. */
+        counting = true;
+        tr_free(TR_NEW(int));
+        counting = false;
+        fx_check(job, num_allocations == 1, "allocations are not counted");
+        fx_close(&fx);
+    }
+}
+
+static int64_t resident_kib(void)
+{
+    char line[256];
+    long long kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "VmRSS: %lld kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return kib;
+}
+
+static int open_files(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder != NULL && readdir(folder) != NULL)
+        count++;
+    closedir(folder);
+    return count;
+}
+
+/* 400 steps with an evaluation every 20th: at most 1 MB more per 100 steps from the 100th on, and no more open files. */
+static void long_run_grows_nowhere(fx_job *job)
+{
+    if (!fx_case(job, "a long run grows nowhere"))
+        return;
+    static const char small[] = "model.layers=2 model.hidden=16 model.ffn=32 train.seq_len=8 "
+                                "train.global_batch=4 train.steps=400 train.eval_batches=1";
+    static const char *const layouts[] = {"parallel.data=2 parallel.inside=mpi",
+                                          "parallel.tensor=2 parallel.pipeline=2"};
+    for (int i = 0; i < 2; i++) {
+        fx_run fx;
+        tr_metrics metrics;
+        int64_t kib = 0;
+        int files = 0;
+        double loss;
+        char *text = tr_format("%s %s", small, layouts[i]);
+        fx_open(job, &fx, "g", text, NULL, NULL);
+        tr_free(text);
+        for (int step = 1; step <= 400; step++) {
+            fx_step(&fx, &metrics);
+            if (fx.run != NULL && step % 20 == 0)
+                fx_need(job, tr_run_evaluate(fx.run, &loss));
+            if (step == 100) {
+                kib = resident_kib();
+                files = open_files();
+            }
+        }
+        fx_check(job, resident_kib() - kib < 3 * 1024, "%s: %lld KiB more in 300 steps", layouts[i],
+                 (long long)(resident_kib() - kib));
+        fx_check(job, open_files() == files, "%s: %d open files, %d before", layouts[i],
+                 open_files(), files);
+        fx_close(&fx);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    fx_job job = fx_begin(&argc, &argv);
+    steps_allocate_nothing(&job);
+    long_run_grows_nowhere(&job);
+    return fx_end(&job);
+}
