@@ -1,0 +1,107 @@
+/* A run that is saved, and goes on with other data sizes, stage counts and settings, has the bits of the run that never moved (E3). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "tests/parallel/run_fixture.h"
+
+enum { STEPS = 12, MOVES = 4 };
+
+static const tr_tensor_kind kinds[] = {TR_TENSOR_MASTER, TR_TENSOR_M, TR_TENSOR_V};
+
+/* All masters and moments, one after the other; NULL on ranks without the run. tr_free. */
+static float *state_take(fx_run *fx, int64_t *count)
+{
+    float *all = NULL;
+    *count = 0;
+    for (int i = 0; fx->run != NULL && i < tr_run_num_params(fx->run); i++)
+        for (int k = 0; k < 3; k++) {
+            int64_t shape[2];
+            tr_run_param_name(fx->run, i, shape);
+            float *values = fx_tensor(fx, i, kinds[k]);
+            int64_t n = shape[0] * shape[1];
+            all = tr_realloc(all, (size_t)(*count + n), sizeof(float));
+            memcpy(all + *count, values, (size_t)n * sizeof(float));
+            *count += n;
+            tr_free(values);
+        }
+    return all;
+}
+
+static void moved_run(fx_job *job, const char *folder, const char *model, const char *math,
+                      const char *const layouts[MOVES])
+{
+    tr_metrics straight[STEPS], metrics;
+    fx_run fx;
+    int64_t count, moved_count;
+    char *text = tr_format("%s %s", math, layouts[0]);
+    fx_open(job, &fx, model, text, NULL, NULL);
+    for (int s = 0; s < STEPS; s++)
+        fx_step(&fx, &straight[s]);
+    float *state = state_take(&fx, &count), *moved = NULL;
+    fx_close(&fx);
+    tr_free(text);
+    for (int m = 0, step = 0; m < MOVES; m++) {
+        bool resumed = m == 0;
+        text = tr_format("%s %s checkpoint.dir=%s/%s", math, layouts[m], folder, model);
+        fx_open(job, &fx, model, text, NULL, NULL);
+        if (fx.run != NULL && m > 0)
+            fx_need(job, tr_run_resume(fx.run, &resumed));
+        fx_check(job, fx.run == NULL || (resumed && tr_run_steps_done(fx.run) == step),
+                 "%s: did not go on from step %d", layouts[m], step);
+        for (int s = 0; s < STEPS / MOVES; s++, step++) {
+            fx_step(&fx, &metrics);
+            if (job->rank == 0)
+                fx_check(job,
+                         metrics.loss == straight[step].loss &&
+                             metrics.grad_norm == straight[step].grad_norm &&
+                             metrics.lr == straight[step].lr &&
+                             metrics.first_sample == straight[step].first_sample,
+                         "%s: step %d: loss %a, expected %a; norm %a, expected %a", layouts[m],
+                         step + 1, metrics.loss, straight[step].loss, metrics.grad_norm,
+                         straight[step].grad_norm);
+        }
+        if (fx.run != NULL)
+            fx_need(job, tr_run_save(fx.run));
+        if (m == MOVES - 1)
+            moved = state_take(&fx, &moved_count);
+        fx_close(&fx);
+        tr_free(text);
+    }
+    if (job->rank == 0)
+        fx_check(job,
+                 count == moved_count && memcmp(state, moved, (size_t)count * sizeof(float)) == 0,
+                 "%s: weights or moments differ after %d steps", model, STEPS);
+    tr_free(state);
+    tr_free(moved);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const data_only[MOVES] = {
+        "parallel.data=8", "parallel.data=4", "parallel.data=2 parallel.zero=0", "parallel.data=1"};
+    static const char *const mixed[MOVES] = {
+        "parallel.data=8 parallel.zero=0", "parallel.data=4 parallel.pipeline=2",
+        "parallel.data=2 parallel.pipeline=4 memory.recompute=full parallel.bucket_mb=0.01",
+        "parallel.data=1 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved"};
+    fx_job job = fx_begin(&argc, &argv);
+    char folder[64] = "/tmp/trine-moved-XXXXXX";
+    if (job.rank == 0 && mkdtemp(folder) == NULL)
+        abort();
+    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (fx_case(&job, "a run moved over data sizes 8, 4, 2, 1"))
+        moved_run(&job, folder, "g",
+                  "model.dropout=0.1 train.reduction_leaves=8 train.steps=12 train.warmup_steps=3",
+                  data_only);
+    if (fx_case(&job, "a run moved over data and pipeline sizes"))
+        moved_run(&job, folder, "l", "train.precision=bf16 train.reduction_leaves=8 train.steps=12",
+                  mixed);
+    fx_gather(&job);
+    if (job.rank == 0) {
+        char *command = tr_format("rm -rf %s", folder);
+        fx_check(&job, system(command) == 0, "cannot remove %s", folder);
+        tr_free(command);
+    }
+    return fx_end(&job);
+}
