@@ -18,8 +18,9 @@ static tr_status run(int argc, char **argv)
 {
     tr_job job;
     double loss;
-    TR_TRY(tr_cli_words(argc, argv, 1, -1));
-    TR_TRY(tr_job_begin(&job, argc, argv, false));
+    TR_TRY(tr_job_start(&job));
+    TR_TRY(tr_job_check(&job, tr_cli_words(argc, argv, 1, -1)));
+    TR_TRY(tr_job_read(&job, argc, argv, false));
     TR_TRY(tr_job_override(&job, "checkpoint.weights_only=true"));
     TR_TRY(tr_job_resolve(&job));
     if (job.cfg.data.valid == NULL)

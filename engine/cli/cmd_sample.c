@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/philox.h"
 #include "engine/cli/job.h"
 #include "io/tokenizer_bytes.h"
@@ -150,7 +151,7 @@ static tr_status batch_shrink(tr_job *job)
     snprintf(text, sizeof text, "train.global_batch=%lld", (long long)(data > 0 ? data : 1));
     TR_TRY(tr_job_override(job, text));
     TR_TRY(tr_job_override(job, "train.micro_batch=1"));
-    TR_TRY(tr_job_override(job, "train.reduction_leaves=0"));
+    job->cfg.train.reduction_leaves = 0; /* nothing is reduced */
     return tr_job_override(job, "checkpoint.weights_only=true");
 }
 
@@ -158,8 +159,10 @@ static tr_status run(int argc, char **argv)
 {
     tr_job job;
     sampling s;
-    TR_TRY(options_take(&s, &argc, argv));
-    TR_TRY(tr_job_begin(&job, argc, argv, false));
+    TR_TRY(tr_job_start(&job));
+    tr_log_init(job.rank, false, TR_LOG_INFO); /* stdout is the text alone */
+    TR_TRY(tr_job_check(&job, options_take(&s, &argc, argv)));
+    TR_TRY(tr_job_read(&job, argc, argv, false));
     TR_TRY(batch_shrink(&job));
     TR_TRY(tr_job_resolve(&job));
     if (job.cfg.data.tokenizer == NULL || strcmp(job.cfg.data.tokenizer, "bytes") != 0)

@@ -47,6 +47,8 @@ static void signals_install(tr_run *run)
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGUSR2, &save, NULL);
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file size limit is an error of the write, which a save survives */
 }
 
 /* Control files are seen by rank 0, once each. */
@@ -98,8 +100,9 @@ static tr_status run(int argc, char **argv)
     tr_job job;
     tr_train_report report = {0};
     bool resumed, stopped;
-    TR_TRY(tr_cli_words(argc, argv, 1, -1));
-    TR_TRY(tr_job_begin(&job, argc, argv, true));
+    TR_TRY(tr_job_start(&job));
+    TR_TRY(tr_job_check(&job, tr_cli_words(argc, argv, 1, -1)));
+    TR_TRY(tr_job_read(&job, argc, argv, true));
     TR_TRY(tr_job_resume_settings(&job));
     TR_TRY(tr_job_resolve(&job));
     if (job.rank == 0)

@@ -171,7 +171,8 @@ static tr_status run(int argc, char **argv)
 {
     tr_job job;
     int num_layouts = 0, kept = 2;
-    TR_TRY(tr_cli_words(argc, argv, 2, -1));
+    TR_TRY(tr_job_start(&job));
+    TR_TRY(tr_job_check(&job, tr_cli_words(argc, argv, 2, -1)));
     char **layouts = TR_NEW_ARRAY(char *, (size_t)argc);
     for (int i = 2; i < argc; i++) {
         if (is_layout(argv[i]))
@@ -179,7 +180,7 @@ static tr_status run(int argc, char **argv)
         else
             argv[kept++] = argv[i];
     }
-    TR_TRY(tr_job_begin(&job, kept, argv, true));
+    TR_TRY(tr_job_read(&job, kept, argv, true));
     tr_config *cfgs = TR_NEW_ARRAY(tr_config, (size_t)num_layouts + 1);
     tr_status status = layouts_resolve(&job, layouts, num_layouts, cfgs);
     outcome first = {0};

@@ -9,15 +9,17 @@
 #include "io/status_file.h"
 #include "parallel/launcher.h"
 
-static tr_status begin_failed(tr_job *job, tr_status status)
+tr_status tr_job_check(tr_job *job, tr_status status)
 {
+    if (status == TR_OK)
+        return TR_OK;
     if (job->rank != 0)
         tr_cli_quiet();
     MPI_Finalize();
     return status;
 }
 
-tr_status tr_job_begin(tr_job *job, int argc, char **argv, bool needs_data)
+tr_status tr_job_start(tr_job *job)
 {
     *job = (tr_job){0};
     if (MPI_Init(NULL, NULL) != MPI_SUCCESS)
@@ -25,17 +27,17 @@ tr_status tr_job_begin(tr_job *job, int argc, char **argv, bool needs_data)
     MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &job->size);
     tr_log_init(job->rank, job->rank == 0, TR_LOG_INFO);
-    tr_status status = tr_launcher_check(job->size);
-    if (status == TR_OK)
-        status = tr_cli_config_read(&job->cfg, argc, argv, needs_data);
-    return status == TR_OK ? TR_OK : begin_failed(job, status);
+    return tr_job_check(job, tr_launcher_check(job->size));
+}
+
+tr_status tr_job_read(tr_job *job, int argc, char **argv, bool needs_data)
+{
+    return tr_job_check(job, tr_cli_config_read(&job->cfg, argc, argv, needs_data));
 }
 
 tr_status tr_job_resolve(tr_job *job)
 {
-    tr_status status = tr_config_resolve(&job->cfg, job->size);
-    if (status != TR_OK)
-        return begin_failed(job, status);
+    TR_TRY(tr_job_check(job, tr_config_resolve(&job->cfg, job->size)));
     if (job->rank == 0)
         tr_cli_config_warn(&job->cfg);
     return TR_OK;
@@ -43,14 +45,12 @@ tr_status tr_job_resolve(tr_job *job)
 
 tr_status tr_job_override(tr_job *job, const char *assignment)
 {
-    tr_status status = tr_config_override(&job->cfg, assignment);
-    return status == TR_OK ? TR_OK : begin_failed(job, status);
+    return tr_job_check(job, tr_config_override(&job->cfg, assignment));
 }
 
 tr_status tr_job_resume_settings(tr_job *job)
 {
-    tr_status status = tr_checkpoint_peek(&job->cfg);
-    return status == TR_OK ? TR_OK : begin_failed(job, status);
+    return tr_job_check(job, tr_checkpoint_peek(&job->cfg));
 }
 
 tr_status tr_job_load_weights(tr_job *job)
@@ -78,16 +78,15 @@ tr_status tr_job_end(tr_job *job, tr_status status)
 
 void tr_job_abort(tr_job *job, tr_status status)
 {
-    /* Waits are each rank's own story; everything else may be rank 0's to tell. */
+    /* Waits are each rank's own story, and end on all ranks at about the same time; everything else may be a lower rank's to tell. */
+    double delay = job->rank > 0 ? 0.3 + 0.1 * job->rank : 0;
     if (status == TR_ERR_TIMEOUT) {
-        tr_log_error("%s", tr_error_message());
-        tr_clock_sleep(1.0);
-    } else {
-        double delay = 0.3 + 0.1 * job->rank;
-        if (job->rank > 0)
-            tr_clock_sleep(delay < 3.0 ? delay : 3.0);
-        tr_log_error("%s", tr_error_message());
+        tr_log_warning("%s", tr_error_message());
+        delay += 1.0;
     }
+    if (delay > 0)
+        tr_clock_sleep(delay < 4.0 ? delay : 4.0);
+    tr_log_error("%s", tr_error_message());
     tr_log_debug("passed %s", tr_error_trail());
     if (job->status_path != NULL) {
         const tr_status_record record = {

@@ -17,11 +17,15 @@ typedef struct tr_job {
     tr_run *run;       /* for the step in status.json; NULL before it is open */
 } tr_job;
 
-/* MPI_Init, then the configuration of argv (VERB CONFIG [key=value ...]); not yet resolved. On failure MPI is finalised. */
-tr_status tr_job_begin(tr_job *job, int argc, char **argv, bool needs_data);
-/* Resolves for the job's size and prints what it warns of; failure as in tr_job_begin. */
+/* MPI_Init; the launcher is checked. On failure MPI is finalised. */
+tr_status tr_job_start(tr_job *job);
+/* Passes on what a verb found out about its options, the same on every rank; failure as in tr_job_start. */
+tr_status tr_job_check(tr_job *job, tr_status status);
+/* The configuration of argv (VERB CONFIG [key=value ...]), not yet resolved; failure as in tr_job_start. */
+tr_status tr_job_read(tr_job *job, int argc, char **argv, bool needs_data);
+/* Resolves for the job's size and prints what it warns of; failure as in tr_job_start. */
 tr_status tr_job_resolve(tr_job *job);
-/* One more override; failure as in tr_job_begin. */
+/* One more override; failure as in tr_job_start. */
 tr_status tr_job_override(tr_job *job, const char *assignment);
 /* Before resolving: what the checkpoint that will be resumed has recorded of the reduction tree, where the user did not set it. */
 tr_status tr_job_resume_settings(tr_job *job);
@@ -30,7 +34,8 @@ tr_status tr_job_load_weights(tr_job *job);
 /* Frees, finalises MPI and returns `status`. For ends that all ranks reach together. */
 tr_status tr_job_end(tr_job *job, tr_status status);
 
-/* Ends the job from any rank: one error line (rank 0 is given time to speak first, for what all ranks see alike), status.json, MPI_Abort. */
+/* Ends the job from any rank: one error line, status.json, MPI_Abort. The lowest rank that fails is given time to speak first, for what several see alike; when a wait timed out, each says
+ * in a warning what it waited for before one of them ends the job. */
 _Noreturn void tr_job_abort(tr_job *job, tr_status status);
 
 /* Calls tr_job_abort when `call` fails. */
