@@ -70,7 +70,7 @@ static double token_scale(const tr_run *run)
 
 /* Seconds of the group waits so far; differences make a step's. */
 typedef struct wait_marks {
-    double tensor, data;
+    double tensor, data, pipeline_move;
 } wait_marks;
 
 static double group_wait(const tr_group *group)
@@ -80,7 +80,11 @@ static double group_wait(const tr_group *group)
 
 static wait_marks waits_now(const tr_run *run)
 {
-    return (wait_marks){group_wait(run->tensor) + group_wait(run->kv), group_wait(run->data)};
+    return (wait_marks){.tensor = group_wait(run->tensor) + group_wait(run->kv),
+                        .data = group_wait(run->data),
+                        .pipeline_move = run->pipeline != NULL
+                                             ? tr_group_get_stats(run->pipeline)->move_seconds
+                                             : 0};
 }
 
 static tr_status times_reduce(tr_run *run, tr_metrics *metrics)
@@ -172,7 +176,11 @@ static void step_account(tr_run *run, double begin, wait_marks before, double fe
     metrics->step_seconds = tr_clock_seconds() - begin;
     times->tensor = after.tensor - before.tensor;
     times->data = after.data - before.data;
-    times->idle = tr_pipeline_exec_wait_seconds(run->stage.train_exec);
+    /* A wait of the executor is transfer as far as bytes moved, and idle for the rest. */
+    double waited = tr_pipeline_exec_wait_seconds(run->stage.train_exec);
+    double moved = after.pipeline_move - before.pipeline_move;
+    times->pipeline = moved < waited ? moved : waited;
+    times->idle = waited - times->pipeline;
     times->feed = feed_wait;
     times->checkpoint = run->checkpoint_seconds;
     run->checkpoint_seconds = 0;

@@ -84,7 +84,14 @@ void tr_group_combine(tr_group *group, tr_op_kind kind, int64_t n, float *dst)
         maximum(n, group->size, group->sources, dst);
     else
         tr_tree_sum(n, group->size, group->sources, dst);
-    group->stats.sum_seconds += tr_clock_seconds() - start;
+    group->stats.move_seconds += tr_clock_seconds() - start;
+}
+
+void tr_group_copy(tr_group *group, void *dst, const void *src, size_t bytes)
+{
+    double start = tr_clock_seconds();
+    memcpy(dst, src, bytes);
+    group->stats.move_seconds += tr_clock_seconds() - start;
 }
 
 void tr_group_combine_i64(tr_int_op op, int n, const int64_t *other, int64_t *values)

@@ -43,7 +43,7 @@ typedef struct tr_group_stats {
     uint64_t num_operations;
     uint64_t bytes_sent;
     double wait_seconds; /* inside waits of this group, with the adding and copying done there */
-    double sum_seconds;  /* adding, wherever it was done */
+    double move_seconds; /* adding, and copying to where results belong, wherever it was done */
 } tr_group_stats;
 
 int tr_group_size(const tr_group *group);

@@ -126,6 +126,8 @@ tr_status tr_world_progress(tr_world *world, bool *moved);
 void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end);
 /* dst = tree sum (or, for ALL_REDUCE_MAX, maximum) of group->sources, n elements each; counts the time. */
 void tr_group_combine(tr_group *group, tr_op_kind kind, int64_t n, float *dst);
+/* memcpy that counts the time. */
+void tr_group_copy(tr_group *group, void *dst, const void *src, size_t bytes);
 /* values[i] = op(values[i], other[i]). */
 void tr_group_combine_i64(tr_int_op op, int n, const int64_t *other, int64_t *values);
 /* Begins the group's small operation; the transport sets its sequence, and waits. */

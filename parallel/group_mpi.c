@@ -207,7 +207,7 @@ static tr_status gather_blocks(tr_group *group, tr_op *op)
         if (i != group->rank && bytes > 0)
             TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, op->sequence, i, dst, bytes));
         if (i == group->rank && bytes > 0 && dst != op->src)
-            memcpy(dst, op->src, bytes);
+            tr_group_copy(group, dst, op->src, bytes);
         dst += bytes;
     }
     for (int step = 1; step < group->size && own_bytes > 0; step++)

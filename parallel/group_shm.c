@@ -173,7 +173,7 @@ static void combine_range(tr_group *group, const tr_op *op, int64_t begin, int64
     tr_group_combine(group, op->kind, end - begin, dst);
 }
 
-static void gather_sources(const tr_group *group, const tr_op *op)
+static void gather_sources(tr_group *group, const tr_op *op)
 {
     const tr_shm_state *state = group->state;
     char *dst = op->dst;
@@ -185,12 +185,12 @@ static void gather_sources(const tr_group *group, const tr_op *op)
                 : mapped(group, i,
                          state->mailboxes[i]->posts[op->sequence % TR_GROUP_SLOTS].source);
         if (bytes > 0 && src != dst)
-            memcpy(dst, src, bytes);
+            tr_group_copy(group, dst, src, bytes);
         dst += bytes;
     }
 }
 
-static void gather_shares(const tr_group *group, const tr_op *op)
+static void gather_shares(tr_group *group, const tr_op *op)
 {
     const tr_shm_state *state = group->state;
     float *dst = op->dst;
@@ -200,7 +200,7 @@ static void gather_shares(const tr_group *group, const tr_op *op)
         uint64_t result = state->mailboxes[i]->posts[op->sequence % TR_GROUP_SLOTS].destination;
         const float *src = (const float *)(const void *)mapped(group, i, result);
         if (i != group->rank && end > begin)
-            memcpy(dst + begin, src + begin, (size_t)(end - begin) * sizeof(float));
+            tr_group_copy(group, dst + begin, src + begin, (size_t)(end - begin) * sizeof(float));
     }
 }
 
@@ -298,7 +298,7 @@ static tr_status advance_recv(tr_group *group, tr_op *op, bool *moved)
                        (unsigned long long)op->sequence, group->name, op->peer, (long long)op->tag,
                        (long long)op->n, (unsigned long long)letter->bytes);
     if (op->n > 0)
-        memcpy(op->dst, mapped(group, op->peer, letter->source), (size_t)op->n);
+        tr_group_copy(group, op->dst, mapped(group, op->peer, letter->source), (size_t)op->n);
     atomic_store_explicit(&own->num_received, op->sequence + 1, memory_order_release);
     tr_world_ring(group->world, group->world->local_of[group->ranks[op->peer]]);
     op->result_ready = true;
