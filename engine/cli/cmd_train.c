@@ -71,6 +71,18 @@ static bool is_due(int64_t every, int64_t step, int64_t last)
     return every > 0 && (step % every == 0 || step == last);
 }
 
+/* `last`: nothing comes after it, so that one which is not written is the job's failure, not a warning. */
+static void save(tr_job *job, bool last)
+{
+    TR_JOB_TRY(job, tr_run_save(job->run));
+    if (last && tr_run_save_failed(job->run))
+        TR_JOB_TRY(job, tr_fail(TR_ERR_IO,
+                                "the state after step %lld, the job's last, is not saved, see the "
+                                "warning above; what %s holds is older",
+                                (long long)tr_run_steps_done(job->run),
+                                tr_run_config(job->run)->checkpoint.dir));
+}
+
 /* The loop. *stopped: ended on request. */
 static void train(tr_job *job, tr_train_report *report, bool *stopped)
 {
@@ -91,7 +103,7 @@ static void train(tr_job *job, tr_train_report *report, bool *stopped)
             TR_JOB_TRY(job, tr_train_report_step(report, &metrics, evaluate ? &valid_loss : NULL));
         if (*stopped || metrics.save_requested ||
             is_due(cfg->checkpoint.every, metrics.step, cfg->train.steps))
-            TR_JOB_TRY(job, tr_run_save(job->run));
+            save(job, *stopped || metrics.step == cfg->train.steps);
     }
 }
 

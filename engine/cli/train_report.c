@@ -181,10 +181,9 @@ static void line_print(tr_train_report *report, const tr_metrics *m, const doubl
 static void events_print(tr_train_report *report, const tr_metrics *m)
 {
     if (m->skipped)
-        tr_log_warning("step %lld: %s not finite%s, update skipped on all ranks (%lld in a row, "
+        tr_log_warning("step %lld: %s is not finite: update skipped on all ranks (%lld in a row, "
                        "loss scale %g), samples %llu to %llu",
-                       (long long)m->step, isfinite(m->loss) ? "a gradient is" : "the loss is",
-                       isfinite(m->grad_norm) ? "" : " and the gradient norm neither",
+                       (long long)m->step, isfinite(m->loss) ? "a gradient" : "the loss",
                        (long long)m->skips_in_row, m->loss_scale,
                        (unsigned long long)m->first_sample, (unsigned long long)m->samples - 1);
     if (m->skipped && m->bad_rank >= 0)
