@@ -89,7 +89,7 @@ static void masks_over_ranks(fx_job *job, bool sequence)
         return;
     fx_run fx;
     tr_metrics metrics;
-    uint64_t first[MAX_MASKS], all[4][MAX_MASKS];
+    uint64_t first[MAX_MASKS], first_keys[MAX_MASKS], all[4][MAX_MASKS];
     char *text = tr_format("model.dropout=0.5 train.global_batch=4 train.micro_batch=2 "
                            "parallel.tensor=2 parallel.data=2 parallel.sequence=%s",
                            sequence ? "true" : "false");
@@ -108,6 +108,7 @@ static void masks_over_ranks(fx_job *job, bool sequence)
     fx_check(job, seen.attention_samples[0] == 2u * (unsigned)(job->rank / 2), "first sample %llu",
              (unsigned long long)seen.attention_samples[0]);
     memcpy(first, seen.masks, sizeof first);
+    memcpy(first_keys, seen.attention_keys, sizeof first_keys);
     MPI_Allgather(first, MAX_MASKS, MPI_UINT64_T, all, MAX_MASKS, MPI_UINT64_T, MPI_COMM_WORLD);
     for (int m = 0; m < 8; m++) { /* ranks 0 and 1 share data, so do 2 and 3 */
         bool equal = all[0][m] == all[1][m] && all[2][m] == all[3][m];
@@ -120,6 +121,9 @@ static void masks_over_ranks(fx_job *job, bool sequence)
     fx_step(&fx, &metrics);
     for (int m = 0; m < 8; m++)
         fx_check(job, seen.masks[m] != first[m], "mask %d is that of another step", m);
+    /* Other samples make other masks too; the keys must differ by themselves. */
+    for (int a = 0; a < 4; a++)
+        fx_check(job, seen.attention_keys[a] != first_keys[a], "attention %d has its last key", a);
     fx_close(&fx);
 }
 
@@ -167,6 +171,7 @@ static void none_in_evaluation(fx_job *job)
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
+    job.only = argc > 1 ? argv[1] : NULL;
     masks_over_ranks(&job, false);
     masks_over_ranks(&job, true);
     recomputed_masks(&job);

@@ -239,6 +239,7 @@ static void bad_loss_on_one_data_rank_stops_all_together(fx_job *job)
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
+    job.only = argc > 1 ? argv[1] : NULL;
     overflow_on_one_rank_skips_all(&job);
     loss_scale_stops_at_its_floor(&job);
     loss_scale_grows_back(&job);

@@ -152,6 +152,7 @@ static void long_run_grows_nowhere(fx_job *job)
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
+    job.only = argc > 1 ? argv[1] : NULL;
     steps_allocate_nothing(&job);
     long_run_grows_nowhere(&job);
     return fx_end(&job);

@@ -299,6 +299,7 @@ static void decay_skips_norms_and_biases(fx_job *job)
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
+    job.only = argc > 1 ? argv[1] : NULL;
     mean_is_over_the_counted_tokens_of_all_ranks(&job);
     evaluation_is_the_loss_of_the_batch(&job);
     initial_weights_are_the_same_everywhere(&job);
