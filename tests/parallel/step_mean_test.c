@@ -62,10 +62,11 @@ static void mean_is_over_the_counted_tokens_of_all_ranks(fx_job *job)
                                           "train.micro_batch=6 parallel.data=4",
                                           "train.micro_batch=1 parallel.data=4",
                                           "train.micro_batch=1 parallel.data=2 parallel.pipeline=2",
-                                          "train.micro_batch=2 parallel.tensor=2"};
+                                          "train.micro_batch=2 parallel.tensor=2",
+                                          "train.micro_batch=2 parallel.tensor=4"};
     double expected = mean_from_logits(job);
     fx_outcome first, outcome;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         fx_source source = {.counts = counts_unequal};
         fx_measure(job, "l", layouts[i], 1, &source, &outcome);
         if (i == 0)
