@@ -30,7 +30,7 @@ typedef enum tr_status {
 #undef TR_STATUS_ENUM
 } tr_status;
 
-/* What the process exits with when it ends with this status (SETTINGS.md, exit codes). */
+/* What the process exits with when it ends with this status. */
 int tr_status_exit_code(tr_status status);
 const char *tr_status_text(tr_status status);
 

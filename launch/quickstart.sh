@@ -25,7 +25,7 @@ if [ ! -f data/gcide_train.idx ] || [ ! -f data/gcide_valid.idx ]; then
 fi
 build/trine data show data/gcide_train --ngram data/gcide_valid >data/gcide_show.txt
 bigram=$(sed -n 's/^bigram nats per token //p' data/gcide_show.txt)
-echo "A byte bigram model of this text has $bigram nats per byte on the held-out part."
+echo "A byte bigram model of this text has $bigram nats per token (a byte or the end of a document) on the held-out part."
 
 say "3. Train on 8 ranks: data 2 x tensor 2 x pipeline 2"
 rm -rf "$run"
@@ -59,6 +59,6 @@ build/trine sample "$config" parallel.tensor=1 parallel.pipeline=1 --prompt "Hor
 loss=$(sed -n 's/.*"valid_loss": *\([0-9.]*\).*/\1/p' "$run/metrics.jsonl" | tail -n 1)
 say "Done in $(($(date +%s) - begin)) s"
 awk -v loss="$loss" -v bigram="$bigram" 'BEGIN {
-    printf "last validation loss %.4f nats per byte; byte bigram model %.4f; %.4f better\n", loss, bigram, bigram - loss
+    printf "last validation loss %.4f nats per token; byte bigram model %.4f; %.4f better\n", loss, bigram, bigram - loss
     exit !(bigram - loss >= 0.3)
 }' || { echo "error: expected at least 0.3 better than the bigram model" >&2; exit 1; }

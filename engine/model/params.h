@@ -81,7 +81,7 @@ void tr_param_table_clear(tr_param_table *table);
 /* A row by name, or NULL. */
 const tr_param *tr_param_find(const tr_param_table *table, const char *name);
 
-/* Model FLOPs per token of forward and backward (SETTINGS.md, mfu): 6 x (parameters without embedding look-ups, with the head) + 12 x L x A x D x T. */
+/* Model FLOPs per token of forward and backward (the numerator of mfu): 6 x (parameters without embedding look-ups, with the head) + 12 x L x A x D x T. */
 double tr_model_flops_per_token(const tr_config *cfg);
 
 #endif

@@ -1,6 +1,7 @@
 /* The CPU device: its threads, its memory, and the table of its operations, put together for this processor at creation. */
 #include "kernels/cpu/cpu_device_int.h"
 
+#include <gnu/libc-version.h>
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -148,9 +149,10 @@ static void write_numerics(void)
 {
     const dnnl_version_t *version = dnnl_version();
     const char *products = tr_cpu_product_implementation();
-    snprintf(numerics, sizeof numerics, "cpu %s oneDNN %d.%d.%d isa 0x%x%s%s",
+    snprintf(numerics, sizeof numerics, "cpu %s oneDNN %d.%d.%d isa 0x%x glibc %s%s%s",
              tr_cpu_isa_name(tr_cpu_isa_best()), version->major, version->minor, version->patch,
-             (unsigned)dnnl_get_effective_cpu_isa(), products[0] == '\0' ? "" : " bf16 ", products);
+             (unsigned)dnnl_get_effective_cpu_isa(), gnu_get_libc_version(),
+             products[0] == '\0' ? "" : " bf16 ", products);
 }
 
 const char *tr_cpu_device_numerics(void)

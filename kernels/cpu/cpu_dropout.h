@@ -37,9 +37,8 @@ TR_VEC_INLINE void tr_cpu_dropout_words(uint64_t sample_key, uint32_t sample, ui
 {
     const tr_vec_uint zero = {0};
     for (int64_t i = 0; i < count; i += TR_DROPOUT_BLOCK) {
-        tr_vec_uint block[4] = {
-            zero + sample, zero + head, zero + position,
-            (tr_vec_uint)tr_vec_index() + (uint32_t)((feature_begin + i) / 4)};
+        tr_vec_uint block[4] = {zero + sample, zero + head, zero + position,
+                                (tr_vec_uint)tr_vec_index() + (uint32_t)((feature_begin + i) / 4)};
         tr_cpu_philox(sample_key, block);
         tr_vec_store_quads(words + i, block[0], block[1], block[2], block[3]);
     }
