@@ -121,30 +121,10 @@ static tr_status step_remove(const char *dir, int64_t step)
 
 /* ---- writing ---- */
 
-/* Makes a folder and its missing parents. */
-static tr_status folders_make(const char *path)
-{
-    char *text = tr_strdup(path);
-    tr_status status = TR_OK;
-    for (char *at = text + 1; status == TR_OK; at++) {
-        if (*at != '/' && *at != '\0')
-            continue;
-        char kept = *at;
-        *at = '\0';
-        if (mkdir(text, 0777) != 0 && errno != EEXIST)
-            status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot make the folder", text);
-        *at = kept;
-        if (kept == '\0')
-            break;
-    }
-    tr_free(text);
-    return status;
-}
-
 tr_status tr_dir_commit_begin(const char *dir, int64_t step)
 {
     char *temp = tr_step_temp_path(dir, step);
-    tr_status status = folders_make(dir);
+    tr_status status = tr_folders_make(dir);
     if (status == TR_OK)
         status = temp_remove(temp);
     if (status == TR_OK && mkdir(temp, 0777) != 0)

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *path)
@@ -18,6 +19,24 @@ tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *
             return tr_fail_errno(TR_ERR_IO, errno, "%s: writing failed", path);
         next += done;
         size -= (size_t)done;
+    }
+    return TR_OK;
+}
+
+tr_status tr_folders_make(const char *path)
+{
+    char text[PATH_MAX];
+    size_t length = strlen(path);
+    if (length >= sizeof text)
+        return tr_fail(TR_ERR_IO, "%s: the path is longer than %zu bytes", path, sizeof text);
+    memcpy(text, path, length + 1);
+    for (size_t at = 1; at <= length; at++) {
+        if (path[at] != '/' && path[at] != '\0')
+            continue;
+        text[at] = '\0';
+        if (mkdir(text, 0777) != 0 && errno != EEXIST)
+            return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot make the folder", text);
+        text[at] = path[at];
     }
     return TR_OK;
 }

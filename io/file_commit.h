@@ -19,6 +19,9 @@ tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *
  * and flushes the folder. On failure `temp` is removed and `path` is as it was. */
 tr_status tr_file_commit(int fd, const char *temp, const char *path);
 
+/* Makes a folder and its missing parents. */
+tr_status tr_folders_make(const char *path);
+
 /* Flushes the folder that holds `path`, so that a rename in it outlives a power cut. */
 tr_status tr_file_sync_folder(const char *path);
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "io/file_commit.h"
 
 enum { LINE_BYTES = 4096 };
@@ -156,6 +157,16 @@ static void put_times(tr_metrics_file *file, const tr_metrics_record *record)
     put(file, "}");
 }
 
+/* The whole line or nothing: what a full disk cut would spoil the lines behind it. */
+static tr_status line_write(tr_metrics_file *file)
+{
+    off_t size = lseek(file->fd, 0, SEEK_END);
+    tr_status status = tr_file_write_all(file->fd, file->line, file->used, file->path);
+    if (status != TR_OK && size >= 0 && ftruncate(file->fd, size) != 0)
+        tr_log_warning("%s: its last line is cut", file->path);
+    return status;
+}
+
 tr_status tr_metrics_file_append(tr_metrics_file *file, const tr_metrics_record *record)
 {
     const struct {
@@ -187,7 +198,7 @@ tr_status tr_metrics_file_append(tr_metrics_file *file, const tr_metrics_record 
         put_double(file, "valid_loss", record->valid_loss);
     }
     put(file, "}\n");
-    return tr_file_write_all(file->fd, file->line, file->used, file->path);
+    return line_write(file);
 }
 
 void tr_metrics_file_close(tr_metrics_file *file)

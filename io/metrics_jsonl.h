@@ -39,6 +39,7 @@ typedef struct tr_metrics_record {
  * run: all), and a last line that a crash cut, are removed first; a reader sees the old file or
  * the cut one. A line that is no metrics line is TR_ERR_DATA. */
 tr_status tr_metrics_file_open(tr_metrics_file **out, const char *path, uint64_t keep_steps);
+/* TR_ERR_IO when the line cannot be written (a full disk): then none of it is there, and a later call may succeed. */
 tr_status tr_metrics_file_append(tr_metrics_file *file, const tr_metrics_record *record);
 void tr_metrics_file_close(tr_metrics_file *file);
 

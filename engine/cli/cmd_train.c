@@ -100,7 +100,7 @@ static void train(tr_job *job, tr_train_report *report, bool *stopped)
         if (evaluate)
             TR_JOB_TRY(job, tr_run_evaluate(job->run, &valid_loss));
         if (job->rank == 0)
-            TR_JOB_TRY(job, tr_train_report_step(report, &metrics, evaluate ? &valid_loss : NULL));
+            tr_train_report_step(report, &metrics, evaluate ? &valid_loss : NULL);
         if (*stopped || metrics.save_requested ||
             is_due(cfg->checkpoint.every, metrics.step, cfg->train.steps))
             save(job, *stopped || metrics.step == cfg->train.steps);

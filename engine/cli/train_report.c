@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -14,32 +13,11 @@
 #include "io/status_file.h"
 #include "kernels/device.h"
 
-/* mkdir -p */
-static tr_status folder_create(const char *path)
-{
-    char *copy = tr_strdup(path);
-    tr_status status = TR_OK;
-    for (char *at = copy + 1; status == TR_OK; at++) {
-        if (*at != '/' && *at != '\0')
-            continue;
-        char kept = *at;
-        *at = '\0';
-        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
-            status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot make folder %s", copy);
-        *at = kept;
-        if (kept == '\0')
-            break;
-    }
-    tr_free(copy);
-    return status;
-}
-
 tr_status tr_train_folder_create(const tr_config *cfg)
 {
-    TR_TRY(folder_create(cfg->run.dir));
     char *log_path = tr_format("%s/log.txt", cfg->run.dir);
     char *ctl_path = tr_format("%s/ctl", cfg->run.dir);
-    tr_status status = folder_create(ctl_path);
+    tr_status status = tr_folders_make(ctl_path);
     if (status == TR_OK && !tr_log_file_open(log_path))
         status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", log_path);
     tr_free(log_path);
@@ -189,6 +167,8 @@ static void events_print(tr_train_report *report, const tr_metrics *m)
     if (m->skipped && m->bad_rank >= 0)
         tr_log_warning("step %lld: rank %d has the first loss that is not finite",
                        (long long)m->step, m->bad_rank);
+    if (report->mean_seconds == 0) /* the first step here: a resumed run may be inside an epoch */
+        report->epoch = m->first_epoch;
     if (m->last_epoch > report->epoch) {
         tr_log_info("epoch %llu of the data begins in step %lld", (unsigned long long)m->last_epoch,
                     (long long)m->step);
@@ -196,8 +176,16 @@ static void events_print(tr_train_report *report, const tr_metrics *m)
     }
 }
 
-tr_status tr_train_report_step(tr_train_report *report, const tr_metrics *m,
-                               const double *valid_loss)
+static void incomplete_note(tr_train_report *report, tr_status status)
+{
+    if (status == TR_OK || report->incomplete)
+        return;
+    report->incomplete = true;
+    tr_log_warning("%s; training goes on, and the run's files lack what could not be written",
+                   tr_error_message());
+}
+
+void tr_train_report_step(tr_train_report *report, const tr_metrics *m, const double *valid_loss)
 {
     const tr_metrics_record record = {.step = (uint64_t)m->step,
                                       .samples = (uint64_t)m->samples,
@@ -220,12 +208,11 @@ tr_status tr_train_report_step(tr_train_report *report, const tr_metrics *m,
                                                .checkpoint = m->times.checkpoint * 1e3},
                                       .has_valid_loss = valid_loss != NULL,
                                       .valid_loss = valid_loss != NULL ? *valid_loss : 0};
-    TR_TRY(tr_metrics_file_append(report->metrics, &record));
+    incomplete_note(report, tr_metrics_file_append(report->metrics, &record));
     events_print(report, m);
     line_print(report, m, valid_loss);
     if (tr_clock_seconds() - report->last_status > 1.0)
-        TR_TRY(status_write(report, TR_RUN_RUNNING, 0, NULL));
-    return TR_OK;
+        incomplete_note(report, status_write(report, TR_RUN_RUNNING, 0, NULL));
 }
 
 tr_status tr_train_report_end(tr_train_report *report, bool stopped)

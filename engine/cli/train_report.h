@@ -13,6 +13,7 @@ typedef struct tr_train_report {
     double last_status;  /* clock of the last status.json */
     double mean_seconds; /* of recent steps, for the time left */
     uint64_t epoch;
+    bool incomplete; /* something could not be written, which was told */
 } tr_train_report;
 
 /* Makes run.dir and starts log.txt. TR_ERR_IO when it cannot be written. */
@@ -20,9 +21,9 @@ tr_status tr_train_folder_create(const tr_config *cfg);
 /* Prints the banner, writes config.yaml, opens metrics.jsonl behind the steps done. */
 tr_status tr_train_report_open(tr_train_report *report, tr_run *run, const char *status_path);
 void tr_train_report_close(tr_train_report *report);
-/* valid_loss NULL on steps without evaluation. */
-tr_status tr_train_report_step(tr_train_report *report, const tr_metrics *metrics,
-                               const double *valid_loss);
+/* valid_loss NULL on steps without evaluation. What cannot be written (a full disk) is missing there and told once: training goes on. */
+void tr_train_report_step(tr_train_report *report, const tr_metrics *metrics,
+                          const double *valid_loss);
 tr_status tr_train_report_end(tr_train_report *report, bool stopped);
 
 #endif

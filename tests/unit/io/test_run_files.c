@@ -3,12 +3,14 @@
 #include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -172,6 +174,31 @@ static void test_a_line_cut_by_a_crash_goes(void **state)
     free(text);
 }
 
+/* A disk that is full in the middle of a line, and has room again later. */
+static void test_a_full_disk_leaves_whole_lines(void **state)
+{
+    (void)state;
+    tr_metrics_file *file;
+    struct rlimit before, tight;
+    struct stat about;
+    write_steps("m6", 0, 1, 1);
+    assert_int_equal(stat(scratch_path("m6"), &about), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    tight = (struct rlimit){.rlim_cur = (rlim_t)about.st_size + 20, .rlim_max = before.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(tr_metrics_file_open(&file, scratch_path("m6"), 1), TR_OK);
+    tr_metrics_record record = make_record(2);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    tr_status status = tr_metrics_file_append(file, &record);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(status, TR_ERR_IO);
+    expect_steps("m6", "1");
+    record = make_record(3);
+    assert_int_equal(tr_metrics_file_append(file, &record), TR_OK);
+    tr_metrics_file_close(file);
+    expect_steps("m6", "1 3");
+}
+
 static void test_no_heap_in_the_step_loop(void **state)
 {
     (void)state;
@@ -248,6 +275,7 @@ int main(void)
         cmocka_unit_test(test_values_come_back_exactly),
         cmocka_unit_test(test_resume_keeps_each_step_once),
         cmocka_unit_test(test_a_line_cut_by_a_crash_goes),
+        cmocka_unit_test(test_a_full_disk_leaves_whole_lines),
         cmocka_unit_test(test_no_heap_in_the_step_loop),
         cmocka_unit_test(test_status_object),
         cmocka_unit_test(test_a_long_reason_is_cut_to_valid_json),
