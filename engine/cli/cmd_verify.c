@@ -39,7 +39,8 @@ static double tolerance(tr_dtype precision)
 
 static bool is_layout(const char *word)
 {
-    return strchr(word, '.') == NULL && strchr(word, '=') != NULL;
+    const char *equals = strchr(word, '=');
+    return equals != NULL && memchr(word, '.', (size_t)(equals - word)) == NULL;
 }
 
 /* The configuration of one layout: data, tensor, pipeline 1 unless named. */
@@ -100,7 +101,7 @@ static bool outcome_compare(tr_run *run, const char *layout, const outcome *firs
             equal = equal && memcmp(&first->grads[i][e], &result->grads[i][e], 4) == 0;
         }
         double relative = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
-        if (!(relative <= worst)) {
+        if (!(relative <= worst) && !isnan(worst)) { /* the first NaN stays */
             worst = relative;
             worst_name = name;
         }
