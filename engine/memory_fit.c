@@ -82,6 +82,7 @@ static void remedies_find(const tr_run *run, size_t limit, char *text, size_t te
     if (run->cfg.parallel.zero == 0 && run->mesh.data_size > 1) {
         changed.parallel.zero = 1;
         remedy_try(run, &changed, "parallel.zero=1", limit, text, text_bytes);
+        changed.parallel.zero = 0; /* each remedy alone */
     }
     changed.memory.recompute = TR_RECOMPUTE_SELECTIVE;
     if (run->cfg.memory.recompute == TR_RECOMPUTE_NONE)
