@@ -48,7 +48,8 @@ static tr_status model_compare(const tr_run *run, const tr_checkpoint *checkpoin
             snprintf(text, sizeof text, "%s is %s there and %s here", row->name, there, here);
         else if (saved->tied_to != row->tied_to)
             snprintf(text, sizeof text, "%s is %s there and %s here", row->name,
-                     saved->tied_to >= 0 ? "tied" : "not tied", row->tied_to >= 0 ? "tied" : "not");
+                     saved->tied_to >= 0 ? "tied" : "not tied",
+                     row->tied_to >= 0 ? "tied" : "not tied");
         else
             continue;
         return refuse_model(checkpoint, text);
