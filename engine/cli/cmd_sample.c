@@ -151,6 +151,8 @@ static tr_status batch_shrink(tr_job *job)
     snprintf(text, sizeof text, "train.global_batch=%lld", (long long)(data > 0 ? data : 1));
     TR_TRY(tr_job_override(job, text));
     TR_TRY(tr_job_override(job, "train.micro_batch=1"));
+    /* Takes any number of chunks with one microbatch. */
+    TR_TRY(tr_job_override(job, "parallel.schedule=gpipe"));
     job->cfg.train.reduction_leaves = 0; /* nothing is reduced */
     return tr_job_override(job, "checkpoint.weights_only=true");
 }

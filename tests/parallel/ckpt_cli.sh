@@ -57,6 +57,10 @@ LC_ALL=C sort -c "$scratch/out" || fail "the lines of show --hash are not sorted
 cp "$scratch/out" "$scratch/hashes"
 [ "$(wc -l <"$scratch/hashes")" -eq 117 ] || fail "39 tensors of 3 kinds, not $(wc -l <"$scratch/hashes") lines"
 
+# A sample is one microbatch, whatever schedule the run trains with.
+"$mpiexec" -n 2 "$trine" sample configs/tiny-l.yaml run.dir="$scratch/straight" --prompt ab --tokens 3 parallel.pipeline=2 \
+    parallel.virtual=2 parallel.schedule=interleaved >"$scratch/out" 2>&1 || fail "sample with an interleaved schedule: $(cat "$scratch/out")"
+
 # Five steps, a copy of the run as it was then, five more.
 mkdir "$scratch/again"
 cp -r "$scratch/straight/checkpoints" "$scratch/straight/metrics.jsonl" "$scratch/again"
