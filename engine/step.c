@@ -136,7 +136,8 @@ static tr_status decide_and_update(tr_run *run, double scale, tr_metrics *metric
     loss_to_limbs(run, values);
     values[SUM_STOP] = run->stop_requested;
     values[SUM_SAVE] = run->save_requested;
-    run->save_requested = 0;
+    if (values[SUM_SAVE] != 0) /* else a signal that comes in between would be lost */
+        run->save_requested = 0;
     TR_TRY(tr_run_sum(run, values, SUM_COUNT));
 
     bool finite_grads, finite_loss;
