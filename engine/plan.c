@@ -74,20 +74,13 @@ static double chunk_flops(const tr_config *cfg, int chunk)
     return flops * tokens;
 }
 
-static tr_schedule_kind kind_of(const tr_config *cfg)
-{
-    if (cfg->parallel.schedule == TR_PIPE_GPIPE)
-        return TR_SCHEDULE_GPIPE;
-    return cfg->parallel.schedule == TR_PIPE_INTERLEAVED ? TR_SCHEDULE_INTERLEAVED
-                                                         : TR_SCHEDULE_1F1B;
-}
-
 tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan)
 {
     int num_chunks = (int)cfg->derived.num_chunks, num_stages = (int)cfg->parallel.pipeline;
     tr_schedule *schedule;
     *plan = (tr_plan_pipeline){0};
-    TR_TRY(tr_schedule_create(&schedule, kind_of(cfg), num_stages, (int)cfg->parallel.virtual_,
+    TR_TRY(tr_schedule_create(&schedule, cfg->parallel.schedule, num_stages,
+                              (int)cfg->parallel.virtual_,
                               (int)(cfg->derived.microbatches / cfg->parallel.data)));
     plan->chunk_flops = TR_NEW_ARRAY(double, (size_t)num_chunks);
     plan->peak_live = TR_NEW_ARRAY(int, (size_t)num_chunks);

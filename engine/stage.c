@@ -4,19 +4,6 @@
 
 #include "base/alloc.h"
 
-static tr_schedule_kind schedule_kind(const tr_config *cfg)
-{
-    switch (cfg->parallel.schedule) {
-    case TR_PIPE_GPIPE:
-        return TR_SCHEDULE_GPIPE;
-    case TR_PIPE_INTERLEAVED:
-        return TR_SCHEDULE_INTERLEAVED;
-    case TR_PIPE_1F1B:
-        break;
-    }
-    return TR_SCHEDULE_1F1B;
-}
-
 /* ---- layout ---- */
 
 static void *stream_alloc(const tr_stage *stage, tr_mem_category category)
@@ -131,7 +118,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     *stage = (tr_stage){.cfg = cfg, .mesh = *mesh, .device = device, .arenas = arenas};
     stage->num_chunks = (int)cfg->parallel.virtual_;
     int num_microbatches = (int)(cfg->derived.microbatches / mesh->data_size);
-    TR_TRY(tr_schedule_create(&stage->schedule, schedule_kind(cfg), mesh->pipeline_size,
+    TR_TRY(tr_schedule_create(&stage->schedule, cfg->parallel.schedule, mesh->pipeline_size,
                               stage->num_chunks, num_microbatches));
     TR_TRY(tr_schedule_create(&stage->evaluation, TR_SCHEDULE_FORWARD_ONLY, mesh->pipeline_size,
                               stage->num_chunks, num_microbatches));

@@ -23,6 +23,7 @@
 
 #include "base/status.h"
 #include "memory/dtype.h"
+#include "parallel/schedule.h"
 
 typedef enum tr_preset { TR_PRESET_GPT2, TR_PRESET_LLAMA } tr_preset;
 typedef enum tr_norm { TR_NORM_RMS, TR_NORM_LAYER } tr_norm;
@@ -36,7 +37,6 @@ typedef enum tr_lr_schedule {
     TR_LR_CONSTANT
 } tr_lr_schedule;
 typedef enum tr_reduction_order { TR_REDUCTION_BLOCKS } tr_reduction_order;
-typedef enum tr_pipe { TR_PIPE_GPIPE, TR_PIPE_1F1B, TR_PIPE_INTERLEAVED } tr_pipe;
 /* In the order of tr_transport of parallel/world.h, which needs mpi.h. */
 typedef enum tr_config_transport {
     TR_CONFIG_TRANSPORT_AUTO,
@@ -115,11 +115,11 @@ typedef struct tr_config {
         int64_t data; /* 0 until resolved = num_ranks / (tensor * pipeline) */
         int64_t tensor;
         int64_t pipeline;
-        int64_t virtual_; /* chunks of layers per pipeline rank */
-        tr_pipe schedule;
-        char *stages;  /* "auto" or "2,3,3,2"; as numbers: derived.chunk_layers */
-        int64_t zero;  /* 0 or 1 in this version */
-        bool sequence; /* sequence parallel; says nothing when tensor is 1 */
+        int64_t virtual_;          /* chunks of layers per pipeline rank */
+        tr_schedule_kind schedule; /* never TR_SCHEDULE_FORWARD_ONLY */
+        char *stages;              /* "auto" or "2,3,3,2"; as numbers: derived.chunk_layers */
+        int64_t zero;              /* 0 or 1 in this version */
+        bool sequence;             /* sequence parallel; says nothing when tensor is 1 */
         double bucket_mb;
         bool overlap;
         tr_config_transport inside; /* within a node */

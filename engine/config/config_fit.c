@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "parallel/reduce_tree.h"
 #include "parallel/schedule.h"
 #include "parallel/stage_split.h"
 
@@ -157,11 +158,6 @@ static tr_status refuse_batch(const tr_config *cfg)
     return status;
 }
 
-static bool is_power_of_two(int64_t n)
-{
-    return n > 0 && (n & (n - 1)) == 0;
-}
-
 static void warn(tr_config *cfg, char *line)
 {
     char *old = cfg->derived.warnings;
@@ -192,7 +188,7 @@ static tr_status fit_leaves(tr_config *cfg)
         tr_free(near);
         return status;
     }
-    bool covered = data == 1 || (leaves % data == 0 && is_power_of_two(leaves / data));
+    bool covered = tr_leaf_follows((int)leaves, (int)data);
     cfg->derived.leaves = covered ? leaves : data;
     if (!covered)
         warn(cfg, tr_format("train.reduction_leaves = %" PRId64
@@ -274,10 +270,7 @@ tr_status tr_config_fit_cuts(tr_config *cfg)
 
 static tr_status fit_schedule(const tr_config *cfg)
 {
-    static const tr_schedule_kind kinds[] = {[TR_PIPE_GPIPE] = TR_SCHEDULE_GPIPE,
-                                             [TR_PIPE_1F1B] = TR_SCHEDULE_1F1B,
-                                             [TR_PIPE_INTERLEAVED] = TR_SCHEDULE_INTERLEAVED};
-    return tr_schedule_supported(kinds[cfg->parallel.schedule], (int)cfg->parallel.pipeline,
+    return tr_schedule_supported(cfg->parallel.schedule, (int)cfg->parallel.pipeline,
                                  (int)cfg->parallel.virtual_,
                                  (int)(cfg->derived.microbatches / cfg->parallel.data));
 }

@@ -141,14 +141,6 @@ void tr_param_table_clear(tr_param_table *table)
     *table = (tr_param_table){0};
 }
 
-const tr_param *tr_param_find(const tr_param_table *table, const char *name)
-{
-    for (int i = 0; i < table->num_rows; i++)
-        if (strcmp(table->rows[i].name, name) == 0)
-            return &table->rows[i];
-    return NULL;
-}
-
 double tr_model_flops_per_token(const tr_config *cfg)
 {
     tr_param_table table;

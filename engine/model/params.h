@@ -78,9 +78,6 @@ typedef struct tr_param_table {
 void tr_param_table_init(tr_param_table *table, const tr_config *cfg);
 void tr_param_table_clear(tr_param_table *table);
 
-/* A row by name, or NULL. */
-const tr_param *tr_param_find(const tr_param_table *table, const char *name);
-
 /* Model FLOPs per token of forward and backward (the numerator of mfu): 6 x (parameters without embedding look-ups, with the head) + 12 x L x A x D x T. */
 double tr_model_flops_per_token(const tr_config *cfg);
 
