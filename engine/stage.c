@@ -21,10 +21,10 @@ static void slot_init(tr_stage *stage, const tr_chunk *chunk, tr_slot *slot)
         slot->x[l] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
         tr_block_saved_init(&stage->model, &slot->blocks[l], arena);
     }
-    if (chunk->last || chunk->num_layers == 0)
-        slot->x[chunk->num_layers] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
-    if (chunk->last)
-        tr_head_saved_init(&stage->model, &slot->head, arena);
+    if (!chunk->last)
+        return;
+    slot->x[chunk->num_layers] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
+    tr_head_saved_init(&stage->model, &slot->head, arena);
 }
 
 static void chunks_init(tr_stage *stage)
@@ -200,9 +200,6 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
     }
     if (chunk->last)
         return tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss);
-    if (chunk->num_layers == 0)
-        return stage->device->ops->convert(stage->device, model->S * model->H, model->dtype,
-                                           slot->x[0], model->dtype, output);
     return TR_OK;
 }
 
@@ -250,7 +247,7 @@ static tr_status stage_backward(void *context, int number, int microbatch, int s
     const void *dy = grad_output;
     int turn = 0;
     if (chunk->last) {
-        void *dx = chunk->num_layers == 0 && !chunk->first ? grad_input : stage->stream[turn];
+        void *dx = stage->stream[turn];
         TR_TRY(tr_head_backward(model, batch, &slot->head, slot->x[chunk->num_layers],
                                 stage->grad_scale, dx));
         TR_TRY(items_ready(stage, local_chunk, microbatch, chunk->first_layer + chunk->num_layers));
@@ -267,9 +264,6 @@ static tr_status stage_backward(void *context, int number, int microbatch, int s
     }
     if (chunk->first)
         TR_TRY(tr_embed_run_backward(model, batch, dy));
-    else if (chunk->num_layers == 0 && !chunk->last)
-        TR_TRY(stage->device->ops->convert(stage->device, model->S * model->H, model->dtype, dy,
-                                           model->dtype, grad_input));
     TR_TRY(tr_gradients_microbatch_end(&stage->gradients, local_chunk, microbatch));
     return items_ready(stage, local_chunk, microbatch, -1);
 }
