@@ -84,6 +84,12 @@ for category in parameters gradients optimizer activations communication workspa
     grep -q "^  $category  *[0-9]* bytes$" "$scratch/err" || fail "$what: no line for $category"
 done
 ended limited failed 6
+# Each change that it names is enough alone.
+while read -r word bytes; do
+    # shellcheck disable=SC2086
+    job 1 plan $config --ranks 2 $big parallel.zero=0 "$word"
+    equal "$what: bytes with $word" "$bytes" "$(sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")"
+done <<<"$(sed -n 's/.*would fit: //p' "$scratch/err" | grep -o '[a-z._]*=[a-z0-9]* ([0-9]* bytes' | tr -d '(' | cut -d ' ' -f 1,2)"
 [ ! -e "$scratch/limited/metrics.jsonl" ] || fail "$what: it began"
 # What it says would fit, does.
 # shellcheck disable=SC2086
