@@ -59,7 +59,7 @@ void tr_group_reserve(tr_group *group, size_t bytes, int num_ops);
  * (sum of counts elements). counts (elements, same on all ranks, kept by the caller until completion) may hold zeros. dst may be this rank's own segment of src. */
 tr_status tr_group_reduce_scatter(tr_group *group, const float *src, const int64_t *counts,
                                   float *dst, tr_event *event);
-/* dst[n] = tree sum over ranks of src[n], fp32. dst may be src only if the transport says so: callers pass another buffer. */
+/* dst[n] = tree sum over ranks of src[n], fp32. dst and src may not overlap: peers read src while dst is written. */
 tr_status tr_group_all_reduce(tr_group *group, const float *src, float *dst, int64_t n,
                               tr_event *event);
 /* dst = the ranks' segments one after the other; src: counts[me] items of item_bytes. dst may contain src at its place. */
