@@ -38,12 +38,12 @@ data()
 
 # Words of every job, behind its configuration: set by a script.
 common=
-# job RANKS VERB CONFIG [WORD...]: runs it to its end. Sets code and seconds.
+# job RANKS VERB CONFIG [WORD...]: runs it to its end. Sets code and seconds. mpiexec would read the lines of a loop around it.
 job()
 {
     begin=$(date +%s%N)
     # shellcheck disable=SC2086
-    timeout -k 5 120 "$mpiexec" ${genv:-} -n "$1" "$trine" "$2" "$3" $common "${@:4}" >"$scratch/out" 2>"$scratch/err"
+    timeout -k 5 120 "$mpiexec" ${genv:-} -n "$1" "$trine" "$2" "$3" $common "${@:4}" </dev/null >"$scratch/out" 2>"$scratch/err"
     code=$?
     seconds=$((($(date +%s%N) - begin) / 1000000000))
 }
