@@ -1,4 +1,4 @@
-#include "schedule_machine.h"
+#include "tests/unit/parallel/schedule_machine.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 
 #include "base/alloc.h"
 #include "parallel/schedule.h"
-#include "schedule_machine.h"
+#include "tests/unit/parallel/schedule_machine.h"
 
 static tr_schedule *create(tr_schedule_kind kind, int num_stages, int num_virtual,
                            int num_microbatches)
