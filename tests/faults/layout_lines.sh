@@ -109,6 +109,16 @@ what='sample with another seed'
 job 1 sample $config --prompt 'ab c' --tokens 40 --temperature 1 --seed 2
 [ "$(od -c "$scratch/out")" != "$text" ] || fail "$what: the same text"
 equal 'sampling makes no run folder' "$(ls -d "$scratch/reader" 2>/dev/null)" ''
+
+# All 29 sequences count, each once: whether in batches of 8, the last one of 5, or one by one; not so in the first batch only.
+what='eval by single sequences'
+job 1 eval $config train.global_batch=1 train.reduction_leaves=1
+expect 0
+near "$what" "$(sed -n 's/^valid loss \([0-9.]*\) .*/\1/p' "$scratch/out")" "$(metric saved valid_loss 4)"
+what='eval of one batch'
+job 1 eval $config train.eval_batches=1
+expect 0
+[ "$(sed -n 's/^valid loss \([0-9.]*\) .*/\1/p' "$scratch/out")" != "$loss" ] || fail "$what: the loss of all of them"
 what='eval without a checkpoint'
 common="data.train=$scratch/text data.valid=$scratch/odd run.dir=$scratch/reader"
 job 2 eval $config
