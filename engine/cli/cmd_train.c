@@ -47,8 +47,8 @@ static void signals_install(tr_run *run)
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGUSR2, &save, NULL);
-    signal(SIGXFSZ,
-           SIG_IGN); /* a file size limit is an error of the write, which a save survives */
+    /* A file size limit is an error of the write then, which a save survives. */
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 /* Control files are seen by rank 0, once each. */
