@@ -4,6 +4,36 @@
 #include <string.h>
 #include <sys/resource.h>
 
+/* The number in a file, or SIZE_MAX when there is no such file or it says "max". */
+static size_t file_number(const char *path)
+{
+    unsigned long long number;
+    FILE *file = fopen(path, "r");
+    bool read = file != NULL && fscanf(file, "%llu", &number) == 1;
+    if (file != NULL)
+        fclose(file);
+    return read ? (size_t)number : SIZE_MAX;
+}
+
+/* What the control group that a container's processes see as their root leaves (cgroup v2, then v1), or SIZE_MAX. */
+static size_t container_available(void)
+{
+    static const char *const limits[] = {"/sys/fs/cgroup/memory.max",
+                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    static const char *const usages[] = {"/sys/fs/cgroup/memory.current",
+                                         "/sys/fs/cgroup/memory/memory.usage_in_bytes"};
+    size_t available = SIZE_MAX;
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        size_t limit = file_number(limits[i]), usage = file_number(usages[i]);
+        if (limit == SIZE_MAX || usage == SIZE_MAX)
+            continue;
+        size_t left = limit > usage ? limit - usage : 0;
+        if (left < available)
+            available = left;
+    }
+    return available;
+}
+
 /* Bytes of "MemAvailable" on this node, or SIZE_MAX when the system does not say. */
 static size_t node_available(void)
 {
@@ -37,8 +67,13 @@ static size_t address_space_left(void)
 
 static size_t limit_of(const tr_run *run, const char **what)
 {
-    size_t limit = node_available() / (size_t)tr_world_local_size(run->world);
+    size_t ranks = (size_t)tr_world_local_size(run->world), limit = node_available() / ranks;
     *what = "this rank's share of the node's available memory";
+    size_t container = container_available() / ranks;
+    if (container < limit) {
+        limit = container;
+        *what = "this rank's share of what the container's memory limit leaves";
+    }
     size_t space = address_space_left();
     if (space < limit) {
         limit = space;

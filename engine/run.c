@@ -299,15 +299,16 @@ void tr_run_close(tr_run *run)
     tr_feed_close(run->valid_feed);
     tr_optimizer_clear(&run->optimizer);
     tr_stage_clear(&run->stage);
-    for (int c = 0; c < TR_MEM_NUM; c++)
-        if (run->memory[c] != NULL)
-            run->device->memory_destroy(run->device, run->memory[c], run->bytes[c]);
     tr_group_destroy(run->pipeline);
     tr_group_destroy(run->data);
     tr_group_destroy(run->kv);
     tr_group_destroy(run->tensor);
     tr_group_destroy(run->all);
     tr_world_destroy(run->world);
+    for (int c = 0; c < TR_MEM_NUM;
+         c++) /* after the groups: messages may still have been on their way into it */
+        if (run->memory[c] != NULL)
+            run->device->memory_destroy(run->device, run->memory[c], run->bytes[c]);
     tr_device_destroy(run->device);
     tr_free(run->microbatches);
     tr_config_clear(&run->cfg);
