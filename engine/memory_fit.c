@@ -15,23 +15,30 @@ static size_t file_number(const char *path)
     return read ? (size_t)number : SIZE_MAX;
 }
 
-/* What the control group that a container's processes see as their root leaves (cgroup v2, then v1), or SIZE_MAX. */
+/* Bytes of files in a control group's page cache, which the system gives up when memory is asked for. */
+static size_t container_cache(void)
+{
+    char line[256];
+    unsigned long long bytes;
+    size_t cache = 0;
+    FILE *file = fopen("/sys/fs/cgroup/memory.stat", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "file %llu", &bytes) == 1)
+            cache = (size_t)bytes;
+    if (file != NULL)
+        fclose(file);
+    return cache;
+}
+
+/* What the control group that a container's processes see as their root leaves (cgroup v2), or SIZE_MAX. */
 static size_t container_available(void)
 {
-    static const char *const limits[] = {"/sys/fs/cgroup/memory.max",
-                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    static const char *const usages[] = {"/sys/fs/cgroup/memory.current",
-                                         "/sys/fs/cgroup/memory/memory.usage_in_bytes"};
-    size_t available = SIZE_MAX;
-    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
-        size_t limit = file_number(limits[i]), usage = file_number(usages[i]);
-        if (limit == SIZE_MAX || usage == SIZE_MAX)
-            continue;
-        size_t left = limit > usage ? limit - usage : 0;
-        if (left < available)
-            available = left;
-    }
-    return available;
+    size_t limit = file_number("/sys/fs/cgroup/memory.max");
+    size_t usage = file_number("/sys/fs/cgroup/memory.current"), cache = container_cache();
+    if (limit == SIZE_MAX || usage == SIZE_MAX)
+        return SIZE_MAX;
+    usage = usage > cache ? usage - cache : 0;
+    return limit > usage ? limit - usage : 0;
 }
 
 /* Bytes of "MemAvailable" on this node, or SIZE_MAX when the system does not say. */
