@@ -75,6 +75,27 @@ static double processor_seconds(void)
            1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
+/* The most memory that was resident, summed over ranks, in GiB; memory that ranks share counts for each. Collective. */
+static double resident_gib(void)
+{
+    struct rusage usage;
+    double mine, all = 0;
+    getrusage(RUSAGE_SELF, &usage);
+    mine = (double)usage.ru_maxrss / 1048576;
+    MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    return all;
+}
+
+static int64_t num_parameters(tr_run *run)
+{
+    int64_t count = 0, shape[2];
+    for (int i = 0; i < tr_run_num_params(run); i++) {
+        tr_run_param_name(run, i, shape);
+        count += shape[0] * shape[1];
+    }
+    return count;
+}
+
 static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -96,15 +117,17 @@ static void step_print(int step, const tr_metrics *m, double processor)
     fflush(stdout);
 }
 
-static void result_print(const tr_config *cfg, const options *o, double seconds, double processor,
-                         const yardstick *y)
+static void result_print(tr_run *run, const options *o, double seconds, double processor,
+                         double resident, const yardstick *y)
 {
+    const tr_config *cfg = tr_run_config(run);
     double tokens = (double)(cfg->train.global_batch * cfg->train.seq_len);
     double model_flops = tr_model_flops_per_token(cfg) * tokens / seconds;
-    printf("result dtype=%s ranks=%lld steps=%d step_s=%.4f processor_s=%.4f tokens_per_s=%.2f "
-           "model_gflops=%.2f",
-           tr_dtype_name(cfg->train.precision), (long long)cfg->derived.num_ranks, o->steps,
-           seconds, processor, tokens / seconds, model_flops * 1e-9);
+    printf("result parameters=%lld dtype=%s ranks=%lld steps=%d step_s=%.4f processor_s=%.4f "
+           "resident_gib=%.2f tokens_per_s=%.2f model_gflops=%.2f",
+           (long long)num_parameters(run), tr_dtype_name(cfg->train.precision),
+           (long long)cfg->derived.num_ranks, o->steps, seconds, processor, resident,
+           tokens / seconds, model_flops * 1e-9);
     if (y != NULL) {
         yardstick_rates best = yardstick_best(y);
         double peak = best.library > best.library_f32 ? best.library : best.library_f32;
@@ -116,7 +139,7 @@ static void result_print(const tr_config *cfg, const options *o, double seconds,
     printf("\n");
 }
 
-static void measure(tr_run *run, const tr_config *cfg, const options *o, bool speak, yardstick *y)
+static void measure(tr_run *run, const options *o, bool speak, yardstick *y)
 {
     double seconds[MAX_STEPS], processor[MAX_STEPS], total = 0;
     for (int s = 0; s < o->warmup + o->steps; s++) {
@@ -140,8 +163,9 @@ static void measure(tr_run *run, const tr_config *cfg, const options *o, bool sp
         check(yardstick_run(y));
     if (speak && o->operations)
         op_times_print(stdout, o->steps, total / o->steps);
+    double resident = resident_gib();
     if (speak)
-        result_print(cfg, o, median(seconds, o->steps), median(processor, o->steps), y);
+        result_print(run, o, median(seconds, o->steps), median(processor, o->steps), resident, y);
 }
 
 static int number(const char *text, int least)
@@ -199,7 +223,7 @@ int main(int argc, char **argv)
         check(yardstick_create(&y, cfg.train.precision, tr_peak_threads(cfg.device.threads, 1),
                                cfg.train.micro_batch * cfg.train.seq_len, cfg.model.hidden,
                                cfg.model.ffn, cfg.model.vocab));
-    measure(run, tr_run_config(run), &o, rank == 0, y);
+    measure(run, &o, rank == 0, y);
     yardstick_destroy(y);
     tr_run_close(run);
     tr_config_clear(&cfg);
