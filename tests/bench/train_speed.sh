@@ -39,21 +39,25 @@ ratio() { awk -v a="$1" -v b="$2" 'BEGIN {printf "%.3f", a / b}'; }
 ours() {
     local name=$1 ranks=$2 line
     shift 2
-    line=$(mpiexec -n "$ranks" "$bench" "$config" --steps "$steps" --warmup 1 "$@" | grep ^result)
+    if ! line=$(mpiexec -n "$ranks" "$bench" "$config" --steps "$steps" --warmup 1 "$@" | grep ^result); then
+        echo "train_speed.sh: $name failed" >&2
+        exit 1
+    fi
     echo "  $name: $line"
     echo "$line" | value_of tokens_per_s >>"$work/$name"
     echo "$line" | value_of share_of_onednn >>"$work/$name.share"
 }
 
 pytorch_part() {
-    local dtype=$1 fastest mode rival_dtype line
+    local dtype=$1 fastest mode rival_dtype line warmup=1
     "$python" tests/bench/pytorch_rival.py --dtype "$dtype" --threads "$threads" --steps 1 --warmup 2 --mode fastest >"$work/fastest"
     fastest=$(tail -n 1 "$work/fastest")
     echo "$dtype: PyTorch's fastest: $fastest"
     mode=$(echo "$fastest" | json_of mode) rival_dtype=$(echo "$fastest" | json_of dtype)
+    [ "$mode" = eager ] || warmup=2 # compilation takes the first, its last specialisation the second
     for ((round = 1; round <= rounds; round++)); do
         ours "$dtype-trine" 1 train.precision="$dtype" device.threads="$threads"
-        line=$("$python" tests/bench/pytorch_rival.py --dtype "$rival_dtype" --mode "$mode" --threads "$threads" --steps "$steps" --warmup 2 | tail -n 1)
+        line=$("$python" tests/bench/pytorch_rival.py --dtype "$rival_dtype" --mode "$mode" --threads "$threads" --steps "$steps" --warmup "$warmup" | tail -n 1)
         echo "  $dtype-pytorch: $line"
         echo "$line" | json_of tokens_per_s >>"$work/$dtype-pytorch"
     done
