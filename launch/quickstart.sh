@@ -3,7 +3,7 @@
 #
 # Installs what is missing (deps.sh), builds, turns the GCIDE dictionary into byte tokens, trains on 8 ranks (data 2 x tensor 2 x
 # pipeline 2), stops them as a scheduler would, goes on with 2 ranks where they left off, and prints a sample and the validation
-# loss beside that of a byte bigram model of the same text. Run again, it uses what is there and trains afresh in runs/quickstart.
+# loss beside that of a byte bigram model of the same text. Run again, it uses what is there and trains afresh in runs/quickstart; the run before is kept.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,8 @@ say "1. Build"
 
 say "2. Data: the GCIDE dictionary as byte tokens, the last 5 % held out"
 mkdir -p data
-if [ ! -f data/gcide_train.idx ] || [ ! -f data/gcide_valid.idx ]; then
+if [ ! -f data/gcide_train.bin ] || [ ! -f data/gcide_train.idx ] ||
+    [ ! -f data/gcide_valid.bin ] || [ ! -f data/gcide_valid.idx ]; then
     build/trine data build /usr/share/dictd/gcide.dict.dz --split entry --document-bytes 2048 \
         --out data/gcide_train --valid-fraction 0.05 --valid-out data/gcide_valid
 fi
@@ -28,7 +29,11 @@ bigram=$(sed -n 's/^bigram nats per token //p' data/gcide_show.txt)
 echo "A byte bigram model of this text has $bigram nats per token (a byte or the end of a document) on the held-out part."
 
 say "3. Train on 8 ranks: data 2 x tensor 2 x pipeline 2"
-rm -rf "$run"
+if [ -d "$run" ]; then
+    kept=$run-until-$(date +%Y%m%d-%H%M%S)
+    mv "$run" "$kept"
+    echo "The run that was there is kept in $kept"
+fi
 mkdir -p "$run/ctl"
 # The part of a scheduler that wants the machine back: at step $stop_at it asks the run to stop.
 (
@@ -46,7 +51,7 @@ status=0
 mpiexec -n 8 build/trine train "$config" || status=$?
 kill $scheduler 2>/dev/null || true
 case $status in
-0 | 75) ;; # done, or stopped on request with everything saved
+0 | 75) ;; # done, or stopped on request with everything saved: what a scheduler does to a job
 *) exit "$status" ;;
 esac
 

@@ -8,9 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/cli/cli.h"
+#include "io/file_commit.h"
 #include "io/text_documents.h"
 #include "io/token_write.h"
 #include "io/tokenizer_bytes.h"
@@ -120,6 +122,18 @@ static tr_status parse_held_out(const char *fraction, build_options *options)
     return TR_OK;
 }
 
+/* Makes the folder in which PREFIX's files will be. */
+static tr_status prefix_folder_make(const char *prefix)
+{
+    const char *slash = prefix != NULL ? strrchr(prefix, '/') : NULL;
+    if (slash == NULL || slash == prefix)
+        return TR_OK;
+    char *folder = tr_format("%.*s", (int)(slash - prefix), prefix);
+    tr_status status = tr_folders_make(folder);
+    tr_free(folder);
+    return status;
+}
+
 static tr_status parse(int *argc, char **argv, build_options *options)
 {
     const char *split = "paragraph", *width = "auto", *tokenizer = "bytes", *fraction = NULL;
@@ -142,7 +156,9 @@ static tr_status parse(int *argc, char **argv, build_options *options)
     TR_TRY(parse_split(split, &options->text.split));
     TR_TRY(parse_width(width, &options->store));
     options->text.min_bytes = (uint64_t)document_bytes;
-    return parse_held_out(fraction, options);
+    TR_TRY(parse_held_out(fraction, options));
+    TR_TRY(prefix_folder_make(options->out));
+    return prefix_folder_make(options->valid_out);
 }
 
 /* Where the held-out part begins, in bytes of text. */

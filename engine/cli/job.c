@@ -1,6 +1,8 @@
 #include "engine/cli/job.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -97,6 +99,9 @@ void tr_job_abort(tr_job *job, tr_status status)
             .step = job->run != NULL ? (uint64_t)tr_run_steps_done(job->run) : 0};
         tr_status_file_write(job->status_path, &record);
     }
+    fflush(stdout);
+    if (job->size == 1) /* nobody else to end, and no need for MPI's own words */
+        _exit(tr_status_exit_code(status));
     MPI_Abort(MPI_COMM_WORLD, tr_status_exit_code(status));
     abort();
 }

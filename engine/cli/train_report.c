@@ -1,9 +1,12 @@
 #include "engine/cli/train_report.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -13,11 +16,46 @@
 #include "io/status_file.h"
 #include "kernels/device.h"
 
+/* Who holds the lock of a run folder, as its file says. */
+static tr_status in_use(const tr_config *cfg, int file)
+{
+    char holder[160] = "";
+    ssize_t length = pread(file, holder, sizeof holder - 1, 0);
+    holder[length > 0 ? length : 0] = '\0';
+    return tr_fail(TR_ERR_SETTINGS,
+                   "run.dir %s is in use by another job (%s); give this one a run.name or run.dir "
+                   "of its own, or wait for the other to end",
+                   cfg->run.dir, holder);
+}
+
+/* Locks the run folder for the life of this process; the system lets go of the lock however the process ends. */
+static tr_status folder_lock(const tr_config *cfg)
+{
+    char *path = tr_format("%s/lock", cfg->run.dir);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    tr_status status = TR_OK;
+    if (file < 0) {
+        status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", path);
+    } else if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        status = in_use(cfg, file);
+        close(file);
+    } else {
+        char host[64] = "";
+        gethostname(host, sizeof host - 1);
+        if (ftruncate(file, 0) == 0)
+            dprintf(file, "process %ld on %s", (long)getpid(), host);
+    }
+    tr_free(path);
+    return status;
+}
+
 tr_status tr_train_folder_create(const tr_config *cfg)
 {
     char *log_path = tr_format("%s/log.txt", cfg->run.dir);
     char *ctl_path = tr_format("%s/ctl", cfg->run.dir);
     tr_status status = tr_folders_make(ctl_path);
+    if (status == TR_OK)
+        status = folder_lock(cfg);
     if (status == TR_OK && !tr_log_file_open(log_path))
         status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", log_path);
     tr_free(log_path);
@@ -62,6 +100,17 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
                 bytes[TR_MEM_ACTIVATIONS], bytes[TR_MEM_COMMUNICATION], bytes[TR_MEM_WORKSPACE]);
 }
 
+/* What is kept of the run, said before it costs hours. */
+static void saving_print(const tr_config *cfg)
+{
+    if (cfg->checkpoint.every > 0)
+        tr_log_info("checkpoints: every %lld steps and after the last, in %s",
+                    (long long)cfg->checkpoint.every, cfg->checkpoint.dir);
+    else
+        tr_log_info("checkpoints: only on request (checkpoint.every is 0); without one nothing of "
+                    "this run can be resumed or sampled");
+}
+
 static tr_status config_write(const tr_config *cfg)
 {
     char *path = tr_format("%s/config.yaml", cfg->run.dir), *text = tr_config_dump(cfg);
@@ -94,6 +143,7 @@ tr_status tr_train_report_open(tr_train_report *report, tr_run *run, const char 
     *report = (tr_train_report){.cfg = cfg, .run = run, .epoch = 0};
     report->status_path = tr_strdup(status_path);
     banner_print(cfg, run);
+    saving_print(cfg);
     TR_TRY(config_write(cfg));
     char *path = tr_format("%s/metrics.jsonl", cfg->run.dir);
     tr_status status =
@@ -217,8 +267,19 @@ void tr_train_report_step(tr_train_report *report, const tr_metrics *m, const do
 
 tr_status tr_train_report_end(tr_train_report *report, bool stopped)
 {
-    if (stopped)
+    const tr_config *cfg = report->cfg;
+    long long step = (long long)tr_run_steps_done(report->run);
+    if (stopped) {
+        tr_log_info("stopped on request after step %lld, saved in %s; the same command goes on",
+                    step, cfg->checkpoint.dir);
         return status_write(report, TR_RUN_STOPPED, tr_status_exit_code(TR_STOPPED),
                             "asked to stop; everything is saved");
+    }
+    if (cfg->checkpoint.every > 0)
+        tr_log_info("done: %lld steps; run in %s, checkpoints in %s", step, cfg->run.dir,
+                    cfg->checkpoint.dir);
+    else
+        tr_log_info("done: %lld steps; run in %s, nothing saved (checkpoint.every is 0)", step,
+                    cfg->run.dir);
     return status_write(report, TR_RUN_DONE, 0, NULL);
 }

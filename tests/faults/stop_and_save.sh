@@ -53,6 +53,17 @@ stopped rank 'rank 2'
 stopped interrupt interrupt
 stopped file file
 
+# A folder that a running job writes is not another job's.
+what='two jobs in one folder'
+start 4 train $config "run.dir=$scratch/shared"
+await_step shared 2
+job 2 train $config "run.dir=$scratch/shared" parallel.tensor=1
+expect 2 'is in use by another job'
+kill -TERM "$(pid_of 2)"
+await 30
+expect 75
+ended shared stopped 75
+
 # Save and go on.
 what='saves on request'
 start 4 train $config "run.dir=$scratch/saves"
