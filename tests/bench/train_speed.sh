@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Speed of a training step of configs/bench-134m.yaml on this machine, alternating with its rivals so that all meet the same neighbours:
 #
-#   tests/bench/train_speed.sh [--build DIR] [--python PYTHON] [--rounds N] [--steps N] [--dtypes "fp32 bf16"] [--threads N] [pytorch] [layouts]
+#   tests/bench/train_speed.sh [--build DIR] [--python PYTHON] [--rounds N] [--steps N] [--dtypes "fp32 bf16"] [--threads N] [pytorch] [data] [tensor] [pipeline]
 #
-# pytorch: beside tests/bench/pytorch_rival.py, whose faster mode is found first (needs a Python with torch). layouts: data 2, tensor 2 and pipeline 2 on
-# two ranks of half the threads, beside one rank with all. Both where none is named. Prints every result line and, at the end, medians and ratios.
+# pytorch: beside tests/bench/pytorch_rival.py, whose faster mode is found first (needs a Python with torch). data, tensor, pipeline: that layout
+# of size 2, on two ranks of half the threads, beside one rank with all. All four where none is named. Prints every result line and, at the end, medians and ratios.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,12 +17,12 @@ while [ $# -gt 0 ]; do
     --steps) steps=$2 && shift ;;
     --dtypes) dtypes=$2 && shift ;;
     --threads) threads=$2 && shift ;;
-    pytorch | layouts) parts+=("$1") ;;
+    pytorch | data | tensor | pipeline) parts+=("$1") ;;
     *) echo "train_speed.sh: unknown argument $1" >&2 && exit 2 ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(pytorch layouts)
+[ ${#parts[@]} -gt 0 ] || parts=(pytorch data tensor pipeline)
 bench=$build/tests/train_bench config=configs/bench-134m.yaml
 [ -x "$bench" ] || { echo "train_speed.sh: no $bench; build the target train_bench, or name its folder with --build" >&2 && exit 2; }
 work=$(mktemp -d)
@@ -66,18 +66,20 @@ pytorch_part() {
     echo "summary $dtype: trine $a tokens/s, pytorch $b tokens/s ($rival_dtype, $mode), ratio $(ratio "$a" "$b"); model FLOP/s over the best oneDNN product's $(median_of "$work/$dtype-trine.share")"
 }
 
-# Each layout beside one rank of the same batch: two microbatches of 4 (data, tensor), eight of 4 (pipeline).
-layouts_part() {
-    local dtype=$1 half=$((threads / 2)) name batch settings
-    for layout in "data 8 parallel.data=2" "tensor 8 parallel.tensor=2" "pipeline 32 parallel.pipeline=2"; do
-        read -r name batch settings <<<"$layout"
-        for ((round = 1; round <= rounds; round++)); do
-            ours "$dtype-one-$name" 1 --no-peak train.precision="$dtype" train.global_batch="$batch" device.threads="$threads"
-            ours "$dtype-$name" 2 train.precision="$dtype" train.global_batch="$batch" device.threads="$half" "$settings"
-        done
-        echo "summary $dtype $name 2: $(ratio "$(median_of "$work/$dtype-$name")" "$(median_of "$work/$dtype-one-$name")") of one rank's tokens/s"
+# layout DTYPE NAME BATCH SETTING: two ranks beside one of the same batch.
+layout() {
+    local dtype=$1 name=$2 batch=$3 setting=$4
+    for ((round = 1; round <= rounds; round++)); do
+        ours "$dtype-one-$name" 1 --no-peak train.precision="$dtype" train.global_batch="$batch" device.threads="$threads"
+        ours "$dtype-$name" 2 train.precision="$dtype" train.global_batch="$batch" device.threads=$((threads / 2)) "$setting"
     done
+    echo "summary $dtype $name 2: $(ratio "$(median_of "$work/$dtype-$name")" "$(median_of "$work/$dtype-one-$name")") of one rank's tokens/s"
 }
+
+# Microbatches of 4 sequences: two, one and eight a step.
+data_part() { layout "$1" data 8 parallel.data=2; }
+tensor_part() { layout "$1" tensor 4 parallel.tensor=2; }
+pipeline_part() { layout "$1" pipeline 32 parallel.pipeline=2; }
 
 for dtype in $dtypes; do
     for part in "${parts[@]}"; do
