@@ -10,8 +10,9 @@ if [ "$free_gib" -lt 21 ]; then
     echo "skipped: $free_gib GiB of memory are free, 21 are needed"
     exit 77
 fi
-"$mpiexec" -n 8 "$bench" configs/bench-0.7b.yaml --steps 3 --warmup 0 | tee "${TMPDIR:-/tmp}/large_model.$$"
-trap 'rm -f "${TMPDIR:-/tmp}/large_model.$$"' EXIT
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+"$mpiexec" -n 8 "$bench" configs/bench-0.7b.yaml --steps 3 --warmup 0 | tee "$output"
 awk '
     /^step/ { loss[++steps] = $0; sub(/.*loss /, "", loss[steps]); sub(/;.*/, "", loss[steps]) }
     /^result/ { for (i = 2; i <= NF; i++) { split($i, pair, "="); value[pair[1]] = pair[2] } }
@@ -22,4 +23,4 @@ awk '
         if (!(loss[3] < loss[1])) fail("the loss went from " loss[1] " to " loss[3])
         if (!(value["resident_gib"] > 0 && value["resident_gib"] < 24)) fail(value["resident_gib"] " GiB were resident")
         exit failed
-    }' "${TMPDIR:-/tmp}/large_model.$$"
+    }' "$output"
