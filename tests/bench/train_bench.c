@@ -130,10 +130,10 @@ static void result_print(tr_run *run, const options *o, double seconds, double p
            tokens / seconds, model_flops * 1e-9);
     if (y != NULL) {
         yardstick_rates best = yardstick_best(y);
-        double peak = best.library > best.library_f32 ? best.library : best.library_f32;
+        double peak = best.onednn > best.onednn_f32 ? best.onednn : best.onednn_f32;
         printf(" onednn_gflops=%.1f onednn_fp32_gflops=%.1f own_product_gflops=%.1f "
                "share_of_onednn=%.3f share_of_best=%.3f",
-               best.library * 1e-9, best.library_f32 * 1e-9, best.ours * 1e-9, model_flops / peak,
+               best.onednn * 1e-9, best.onednn_f32 * 1e-9, best.ours * 1e-9, model_flops / peak,
                model_flops / (best.ours > peak ? best.ours : peak));
     }
     printf("\n");

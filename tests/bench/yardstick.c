@@ -7,7 +7,7 @@ enum { NUM_PRODUCTS = 6 };
 
 typedef struct product {
     tr_matmul args, args_f32;
-    tr_cpu_library_product *library, *library_f32;
+    tr_cpu_library_product *onednn, *onednn_f32;
 } product;
 
 struct yardstick {
@@ -52,9 +52,9 @@ static tr_status products_create(yardstick *y, tr_dtype dtype, int num_threads,
         p->args_f32.dtype = TR_F32;
         p->args_f32.c_dtype = TR_F32;
         p->args.c_dtype = p->args.form == TR_MATMUL_TN ? TR_F32 : dtype;
-        TR_TRY(tr_cpu_library_product_create(&p->library_f32, &p->args_f32, num_threads));
+        TR_TRY(tr_cpu_library_product_create(&p->onednn_f32, &p->args_f32, num_threads));
         if (dtype != TR_F32)
-            TR_TRY(tr_cpu_library_product_create(&p->library, &p->args, num_threads));
+            TR_TRY(tr_cpu_library_product_create(&p->onednn, &p->args, num_threads));
     }
     return TR_OK;
 }
@@ -98,8 +98,8 @@ void yardstick_destroy(yardstick *y)
     if (y == NULL)
         return;
     for (int i = 0; i < NUM_PRODUCTS; i++) {
-        tr_cpu_library_product_destroy(y->products[i].library);
-        tr_cpu_library_product_destroy(y->products[i].library_f32);
+        tr_cpu_library_product_destroy(y->products[i].onednn);
+        tr_cpu_library_product_destroy(y->products[i].onednn_f32);
     }
     if (y->memory != NULL)
         y->device->memory_destroy(y->device, y->memory, y->bytes);
@@ -127,14 +127,14 @@ tr_status yardstick_run(yardstick *y)
 {
     for (int i = 0; i < NUM_PRODUCTS; i++) {
         const product *p = &y->products[i];
-        TR_TRY(library_run(p->library_f32, &p->args_f32, &y->best.library_f32));
-        TR_TRY(library_run(p->library, &p->args, &y->best.library));
+        TR_TRY(library_run(p->onednn_f32, &p->args_f32, &y->best.onednn_f32));
+        TR_TRY(library_run(p->onednn, &p->args, &y->best.onednn));
         double begin = tr_clock_seconds();
         TR_TRY(y->device->ops->matmul(y->device, &p->args));
         rate_keep(&y->best.ours, &p->args, tr_clock_seconds() - begin);
     }
     if (y->products[0].args.dtype == TR_F32)
-        y->best.library = y->best.library_f32;
+        y->best.onednn = y->best.onednn_f32;
     return TR_OK;
 }
 

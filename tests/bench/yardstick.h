@@ -17,7 +17,7 @@ void yardstick_destroy(yardstick *y);
 tr_status yardstick_run(yardstick *y);
 /* Rate of the fastest product seen so far in FLOP/s: of oneDNN in the dtype (0 where it has none on this processor), of oneDNN in fp32, of ours in the dtype. */
 typedef struct yardstick_rates {
-    double library, library_f32, ours;
+    double onednn, onednn_f32, ours;
 } yardstick_rates;
 yardstick_rates yardstick_best(const yardstick *y);
 
