@@ -66,20 +66,21 @@ pytorch_part() {
     echo "summary $dtype: trine $a tokens/s, pytorch $b tokens/s ($rival_dtype, $mode), ratio $(ratio "$a" "$b"); model FLOP/s over the best oneDNN product's $(median_of "$work/$dtype-trine.share")"
 }
 
-# layout DTYPE NAME BATCH SETTING: two ranks beside one of the same batch.
+# layout DTYPE NAME BATCH MICRO_BATCH SETTING: two ranks beside one of the same batch.
 layout() {
-    local dtype=$1 name=$2 batch=$3 setting=$4
+    local dtype=$1 name=$2 setting=$5 size
+    size="train.global_batch=$3 train.micro_batch=$4"
     for ((round = 1; round <= rounds; round++)); do
-        ours "$dtype-one-$name" 1 --no-peak train.precision="$dtype" train.global_batch="$batch" device.threads="$threads"
-        ours "$dtype-$name" 2 train.precision="$dtype" train.global_batch="$batch" device.threads=$((threads / 2)) "$setting"
+        ours "$dtype-one-$name" 1 --no-peak train.precision="$dtype" $size device.threads="$threads"
+        ours "$dtype-$name" 2 train.precision="$dtype" $size device.threads=$((threads / 2)) "$setting"
     done
     echo "summary $dtype $name 2: $(ratio "$(median_of "$work/$dtype-$name")" "$(median_of "$work/$dtype-one-$name")") of one rank's tokens/s"
 }
 
-# Microbatches of 4 sequences: two, one and eight a step.
-data_part() { layout "$1" data 8 parallel.data=2; }
-tensor_part() { layout "$1" tensor 4 parallel.tensor=2; }
-pipeline_part() { layout "$1" pipeline 32 parallel.pipeline=2; }
+# Two microbatches of 4 sequences a step, one of 4, eight of 1.
+data_part() { layout "$1" data 8 4 parallel.data=2; }
+tensor_part() { layout "$1" tensor 4 4 parallel.tensor=2; }
+pipeline_part() { layout "$1" pipeline 8 1 parallel.pipeline=2; }
 
 for dtype in $dtypes; do
     for part in "${parts[@]}"; do
