@@ -8,7 +8,7 @@
 static bool owns_tied_pair(const tr_optimizer *optimizer)
 {
     const tr_stage *stage = optimizer->stage;
-    return stage->cfg->model.tied && stage->mesh.pipeline_size > 1;
+    return stage->cfg->model.tied && stage->cfg->derived.head_stage > 0;
 }
 
 static const tr_local_param *tied_item(const tr_optimizer *optimizer)
@@ -60,10 +60,10 @@ static tr_status grads_add(tr_optimizer *optimizer, const tr_local_param *embed,
 tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer)
 {
     tr_stage *stage = optimizer->stage;
-    if (!stage->cfg->model.tied)
-        return TR_OK;
     const tr_local_param *embed = tr_local_param_find(&stage->local, TR_ROLE_EMBED, -1);
     const tr_local_param *head = tied_item(optimizer);
+    if (!stage->cfg->model.tied || (embed == NULL && head == NULL))
+        return TR_OK;
     if (!owns_tied_pair(optimizer))
         return grads_add(optimizer, embed, grad_of(optimizer, head) + head->state_begin);
     if (head != NULL) {
@@ -73,11 +73,9 @@ tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer)
         return tr_group_send(optimizer->pipeline, 0, optimizer->tied_source, bytes, 0,
                              &optimizer->tied_event);
     }
-    if (embed == NULL)
-        return TR_OK;
     size_t bytes = (size_t)(embed->state_end - embed->state_begin) * sizeof(float);
     tr_event event = {0};
-    TR_TRY(tr_group_recv(optimizer->pipeline, stage->mesh.pipeline_size - 1,
+    TR_TRY(tr_group_recv(optimizer->pipeline, stage->cfg->derived.head_stage,
                          optimizer->tied_received, bytes, 0, &event));
     TR_TRY(tr_event_wait(&event));
     return grads_add(optimizer, embed, optimizer->tied_received);
@@ -141,8 +139,8 @@ static tr_status tied_weights_send(tr_optimizer *optimizer, const tr_local_param
     const unsigned char *weight = tr_stage_weight(stage, embed);
     TR_TRY(tr_event_wait(&optimizer->tied_event));
     memcpy(optimizer->tied_source, weight + (size_t)embed->state_begin * stage->model.item, bytes);
-    return tr_group_send(optimizer->pipeline, stage->mesh.pipeline_size - 1, optimizer->tied_source,
-                         bytes, 0, &optimizer->tied_event);
+    return tr_group_send(optimizer->pipeline, stage->cfg->derived.head_stage,
+                         optimizer->tied_source, bytes, 0, &optimizer->tied_event);
 }
 
 /* Last stage: receives the head's share into `compute`. */

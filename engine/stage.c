@@ -1,4 +1,5 @@
-#include "engine/stage.h"
+/* The layout of a stage: what lies in which arena, and the executors. */
+#include "engine/stage_int.h"
 
 #include <string.h>
 
@@ -34,7 +35,8 @@ static void chunks_init(tr_stage *stage)
     stage->chunks = TR_NEW_ARRAY(tr_chunk, (size_t)stage->num_chunks);
     for (int c = 0; c < stage->num_chunks; c++) {
         tr_chunk *chunk = &stage->chunks[c];
-        chunk->number = c * stage->mesh.pipeline_size + stage->mesh.pipeline;
+        chunk->number = tr_chunk_number(cfg->derived.placement, stage->mesh.pipeline_size,
+                                        stage->mesh.pipeline, c);
         chunk->first_layer = tr_chunk_first_layer(cfg, chunk->number);
         chunk->num_layers = (int)cfg->derived.chunk_layers[chunk->number];
         chunk->first = chunk->number == 0;
@@ -46,11 +48,6 @@ static void chunks_init(tr_stage *stage)
         for (int s = 0; s < chunk->num_slots; s++)
             slot_init(stage, chunk, &chunk->slots[s]);
     }
-}
-
-static bool has_chunk(const tr_stage *stage, int number)
-{
-    return number % stage->mesh.pipeline_size == stage->mesh.pipeline;
 }
 
 static void state_init(tr_stage *stage)
@@ -124,9 +121,9 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
                               stage->num_chunks, num_microbatches));
     tr_param_table_init(&stage->table, cfg);
     tr_local_params_init(&stage->local, &stage->table, cfg, mesh);
-    tr_model_init(&stage->model, cfg, mesh, device,
-                  has_chunk(stage, (int)cfg->derived.num_chunks - 1), &arenas[TR_MEM_COMMUNICATION],
-                  &arenas[TR_MEM_ACTIVATIONS], &arenas[TR_MEM_WORKSPACE]);
+    tr_model_init(&stage->model, cfg, mesh, device, mesh->pipeline == cfg->derived.head_stage,
+                  &arenas[TR_MEM_COMMUNICATION], &arenas[TR_MEM_ACTIVATIONS],
+                  &arenas[TR_MEM_WORKSPACE]);
     state_init(stage);
     tr_gradients_init(&stage->gradients, &stage->local, cfg, mesh, device,
                       &arenas[TR_MEM_GRADIENTS], &arenas[TR_MEM_COMMUNICATION],
@@ -170,104 +167,6 @@ void *tr_stage_weight(const tr_stage *stage, const tr_local_param *item)
     return (void *)((uintptr_t)stage->weights + (uintptr_t)item->weight_offset * stage->model.item);
 }
 
-/* ---- stage functions of the executor ---- */
-
-static tr_chunk *chunk_of(const tr_stage *stage, int number)
-{
-    return &stage->chunks[number / stage->mesh.pipeline_size];
-}
-
-static void *stage_input(void *context, int chunk, int slot)
-{
-    const tr_stage *stage = context;
-    return chunk_of(stage, chunk)->slots[slot].x[0];
-}
-
-static tr_status stage_forward(void *context, int number, int microbatch, int slot_number,
-                               void *output)
-{
-    tr_stage *stage = context;
-    tr_model *model = &stage->model;
-    const tr_chunk *chunk = chunk_of(stage, number);
-    tr_slot *slot = &chunk->slots[slot_number];
-    const tr_microbatch *batch = &stage->microbatches[microbatch];
-    if (chunk->first)
-        TR_TRY(tr_embed_run_forward(model, batch, slot->x[0]));
-    for (int l = 0; l < chunk->num_layers; l++) {
-        bool leaves = l == chunk->num_layers - 1 && !chunk->last;
-        TR_TRY(tr_block_forward(model, chunk->first_layer + l, batch, &slot->blocks[l], slot->x[l],
-                                leaves ? output : slot->x[l + 1]));
-    }
-    if (chunk->last)
-        return tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss);
-    return TR_OK;
-}
-
-/* Points the chunk's weight gradients into a flat buffer. */
-static void gradients_point(tr_stage *stage, int local_chunk, float *buffer)
-{
-    const tr_local_params *local = &stage->local;
-    int first = local->chunk_first[local_chunk];
-    for (int i = first; i < first + local->chunk_items[local_chunk]; i++) {
-        const tr_local_param *item = &local->items[i];
-        int row = item->param->layer < 0 ? (int)stage->cfg->model.layers : item->param->layer;
-        stage->model.weights[row][item->param->role].grad = buffer + item->offset;
-    }
-}
-
-/* In the last microbatch, tells the gradients that the chunk's items of layers >= `layer` (and the head's) are final; layer -1: all of the chunk. */
-static tr_status items_ready(tr_stage *stage, int local_chunk, int microbatch, int layer)
-{
-    if (microbatch != stage->gradients.num_microbatches - 1)
-        return TR_OK;
-    const tr_local_params *local = &stage->local;
-    int end = local->chunk_first[local_chunk], last = end + local->chunk_items[local_chunk];
-    while (end < last) {
-        const tr_param *param = local->items[end].param;
-        bool embedding = param->role == TR_ROLE_EMBED || param->role == TR_ROLE_POSITION;
-        if (layer >= 0 && (embedding || (param->layer >= 0 && param->layer < layer)))
-            break;
-        end++;
-    }
-    return tr_gradients_ready(&stage->gradients, end);
-}
-
-static tr_status stage_backward(void *context, int number, int microbatch, int slot_number,
-                                const void *grad_output, void *grad_input)
-{
-    tr_stage *stage = context;
-    tr_model *model = &stage->model;
-    const tr_chunk *chunk = chunk_of(stage, number);
-    int local_chunk = (int)(chunk - stage->chunks);
-    tr_slot *slot = &chunk->slots[slot_number];
-    const tr_microbatch *batch = &stage->microbatches[microbatch];
-    gradients_point(
-        stage, local_chunk,
-        tr_gradients_microbatch_begin(&stage->gradients, microbatch, &model->accumulate));
-    const void *dy = grad_output;
-    int turn = 0;
-    if (chunk->last) {
-        void *dx = stage->stream[turn];
-        TR_TRY(tr_head_backward(model, batch, &slot->head, slot->x[chunk->num_layers],
-                                stage->grad_scale, dx));
-        TR_TRY(items_ready(stage, local_chunk, microbatch, chunk->first_layer + chunk->num_layers));
-        dy = dx;
-        turn ^= 1;
-    }
-    for (int l = chunk->num_layers - 1; l >= 0; l--) {
-        void *dx = l == 0 && !chunk->first ? grad_input : stage->stream[turn];
-        TR_TRY(tr_block_backward(model, chunk->first_layer + l, batch, &slot->blocks[l], slot->x[l],
-                                 dy, dx));
-        TR_TRY(items_ready(stage, local_chunk, microbatch, chunk->first_layer + l));
-        dy = dx;
-        turn ^= 1;
-    }
-    if (chunk->first)
-        TR_TRY(tr_embed_run_backward(model, batch, dy));
-    TR_TRY(tr_gradients_microbatch_end(&stage->gradients, local_chunk, microbatch));
-    return items_ready(stage, local_chunk, microbatch, -1);
-}
-
 /* Operations that a group may have in flight at once: two buckets and their gathers; the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
 enum { DATA_OPERATIONS = 4, TENSOR_OPERATIONS = 7 };
 
@@ -307,38 +206,11 @@ tr_status tr_stage_connect(tr_stage *stage, tr_group *tensor, tr_group *kv, tr_g
     stage->gradients.replica_groups[TR_REPLICA_ROWS] = tensor;
     stage->gradients.replica_groups[TR_REPLICA_KV] = kv;
     stage->gradients.reducer.group = data;
-    const tr_stage_functions functions = {stage, stage_input, stage_forward, stage_backward};
+    const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
                                    pipeline, transfer_bytes(stage), stage->send_memory,
                                    stage->recv_memory, &functions));
     return tr_pipeline_exec_create(&stage->eval_exec, stage->evaluation, stage->mesh.pipeline,
                                    pipeline, transfer_bytes(stage), stage->send_memory,
                                    stage->recv_memory, &functions);
-}
-
-static void loss_reset(tr_stage *stage)
-{
-    tr_fixed_sum_init(&stage->loss.sum);
-    stage->loss.num_tokens = 0;
-}
-
-tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
-                         float grad_scale)
-{
-    stage->microbatches = microbatches;
-    stage->model.step = step;
-    stage->model.training = true;
-    stage->grad_scale = grad_scale;
-    loss_reset(stage);
-    tr_gradients_step_begin(&stage->gradients);
-    TR_TRY(tr_pipeline_exec_run(stage->train_exec));
-    return tr_gradients_finish(&stage->gradients);
-}
-
-tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches)
-{
-    stage->microbatches = microbatches;
-    stage->model.training = false;
-    loss_reset(stage);
-    return tr_pipeline_exec_run(stage->eval_exec);
 }

@@ -54,7 +54,7 @@ static void loss_to_limbs(const tr_run *run, int64_t *values)
 {
     tr_fixed_sum none;
     tr_fixed_sum_init(&none);
-    bool counts = run->mesh.tensor == 0 && run->mesh.pipeline == run->mesh.pipeline_size - 1;
+    bool counts = run->mesh.tensor == 0 && run->mesh.pipeline == run->cfg.derived.head_stage;
     tr_fixed_sum_to_limbs(counts ? &run->stage.loss.sum : &none, values + SUM_LOSS);
     values[SUM_TOKENS] = counts ? run->stage.loss.num_tokens : 0;
 }

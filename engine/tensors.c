@@ -162,7 +162,7 @@ static tr_status rows_share(tr_run *run, int64_t first, int64_t count, float *va
 {
     const tr_model *model = &run->stage.model;
     int64_t vocab = run->cfg.model.vocab;
-    int last = run->mesh.pipeline_size - 1;
+    int last = run->cfg.derived.head_stage;
     float *part = TR_NEW_ARRAY(float, (size_t)(count * model->V));
     tr_status status = TR_OK;
     for (int t = 0; t < run->mesh.tensor_size && status == TR_OK; t++) {

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "parallel/chunk_place.h"
 
 typedef enum tr_action_kind {
     TR_ACTION_FORWARD,
@@ -54,6 +55,13 @@ typedef enum tr_schedule_kind {
     TR_SCHEDULE_INTERLEAVED,
     TR_SCHEDULE_FORWARD_ONLY /* evaluation */
 } tr_schedule_kind;
+
+/* Where a kind wants its chunks. */
+static inline tr_placement tr_schedule_placement(tr_schedule_kind kind)
+{
+    (void)kind;
+    return TR_PLACEMENT_LOOP;
+}
 
 typedef struct tr_schedule {
     tr_schedule_kind kind;

@@ -159,9 +159,10 @@ typedef struct tr_config {
         int64_t microbatches; /* M of the global batch, over all data ranks */
         /* Leaves of the tree that this layout runs: R, or data where R does not cover it. */
         int64_t leaves;
-        int64_t num_chunks; /* pipeline * virtual */
-        /* [num_chunks], model order: chunk v * pipeline + p is the v-th chunk of stage p. */
-        int64_t *chunk_layers;
+        int64_t num_chunks;     /* pipeline * virtual */
+        tr_placement placement; /* of the chunks on the stages, by the schedule */
+        int head_stage;         /* the stage of the last chunk: head and loss */
+        int64_t *chunk_layers;  /* [num_chunks], model order */
         char
             *warnings; /* one per line, NULL when none; whoever resolves prints them once per job */
     } derived;

@@ -356,7 +356,11 @@ static void warn_idle(tr_config *cfg)
 tr_status tr_config_fit_stages(tr_config *cfg)
 {
     TR_TRY(fit_schedule(cfg));
-    cfg->derived.num_chunks = cfg->parallel.pipeline * cfg->parallel.virtual_;
+    int stages = (int)cfg->parallel.pipeline;
+    cfg->derived.num_chunks = stages * cfg->parallel.virtual_;
+    cfg->derived.placement = tr_schedule_placement(cfg->parallel.schedule);
+    cfg->derived.head_stage =
+        tr_chunk_stage(cfg->derived.placement, stages, (int)cfg->derived.num_chunks - 1);
     if (cfg->derived.num_chunks > cfg->model.layers)
         return refuse_layers(cfg);
     TR_TRY(share_layers(cfg));

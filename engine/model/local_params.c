@@ -87,7 +87,7 @@ static void item_add(tr_local_params *local, const tr_param_table *table, int ro
     int64_t padded = (item->count + OFFSET_MULTIPLE - 1) / OFFSET_MULTIPLE * OFFSET_MULTIPLE;
     item->offset = local->num_elements;
     local->num_elements += padded;
-    if (item->param->tied_to < 0 || mesh->pipeline_size > 1) {
+    if (item->param->tied_to < 0 || cfg->derived.head_stage > 0) {
         item->weight_offset = local->num_weights;
         local->num_weights += padded;
     }
@@ -114,7 +114,7 @@ void tr_local_params_init(tr_local_params *local, const tr_param_table *table, c
     local->chunk_begin = TR_NEW_ARRAY(int64_t, (size_t)local->num_chunks);
     local->chunk_end = TR_NEW_ARRAY(int64_t, (size_t)local->num_chunks);
     for (int c = local->num_chunks - 1; c >= 0; c--) {
-        int chunk = c * mesh->pipeline_size + mesh->pipeline;
+        int chunk = tr_chunk_number(cfg->derived.placement, mesh->pipeline_size, mesh->pipeline, c);
         int first_layer = tr_chunk_first_layer(cfg, chunk);
         local->chunk_first[c] = local->num_items;
         local->chunk_begin[c] = local->num_elements;
@@ -125,7 +125,7 @@ void tr_local_params_init(tr_local_params *local, const tr_param_table *table, c
         local->chunk_items[c] = local->num_items - local->chunk_first[c];
         local->chunk_end[c] = local->num_elements;
     }
-    if (mesh->pipeline_size == 1)
+    if (cfg->derived.head_stage == 0)
         for (int i = 0; i < local->num_items; i++)
             if (local->items[i].param->tied_to >= 0)
                 local->items[i].weight_offset =

@@ -1,0 +1,10 @@
+/* Between the files of a stage: stage.c lays it out, stage_pass.c runs it. */
+#ifndef TR_ENGINE_STAGE_INT_H
+#define TR_ENGINE_STAGE_INT_H
+
+#include "engine/stage.h"
+
+/* What the executors of this stage call. */
+tr_stage_functions tr_stage_pass_functions(tr_stage *stage);
+
+#endif
