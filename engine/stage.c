@@ -28,6 +28,45 @@ static void slot_init(tr_stage *stage, const tr_chunk *chunk, tr_slot *slot)
     tr_head_saved_init(&stage->model, &slot->head, arena);
 }
 
+static void pending_init(tr_stage *stage, const tr_chunk *chunk, tr_pending *pending)
+{
+    tr_arena *arena = &stage->arenas[TR_MEM_ACTIVATIONS];
+    pending->dx = TR_NEW_ARRAY(void *, (size_t)chunk->num_layers + 1);
+    pending->blocks = TR_NEW_ARRAY(tr_block_pending, (size_t)chunk->num_layers + 1);
+    for (int l = chunk->first ? 0 : 1; l <= chunk->num_layers; l++)
+        pending->dx[l] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
+    for (int l = 0; l < chunk->num_layers; l++)
+        tr_block_pending_init(&stage->model, &pending->blocks[l], arena);
+    if (chunk->last)
+        tr_head_pending_init(&stage->model, &pending->head, arena);
+}
+
+/* Gives each microbatch whose weight gradients come later the lowest free set. */
+static void pending_assign(const tr_stage *stage, tr_chunk *chunk)
+{
+    const tr_action_list *list = &stage->schedule->ranks[stage->mesh.pipeline];
+    int num_microbatches = stage->schedule->num_microbatches;
+    bool *taken = TR_NEW_ARRAY(bool, (size_t)num_microbatches);
+    chunk->pending_of = TR_NEW_ARRAY(int, (size_t)num_microbatches);
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        if (action->chunk != chunk->number)
+            continue;
+        int *set = &chunk->pending_of[action->microbatch];
+        if (action->kind == TR_ACTION_BACKWARD) {
+            *set = tr_schedule_is_pair(list, i) ? -1 : 0;
+            while (*set >= 0 && taken[*set])
+                ++*set;
+            if (*set >= 0)
+                taken[*set] = true;
+            chunk->num_pending = *set + 1 > chunk->num_pending ? *set + 1 : chunk->num_pending;
+        } else if (action->kind == TR_ACTION_WEIGHT && *set >= 0) {
+            taken[*set] = false;
+        }
+    }
+    tr_free(taken);
+}
+
 static void chunks_init(tr_stage *stage)
 {
     const tr_config *cfg = stage->cfg;
@@ -47,6 +86,10 @@ static void chunks_init(tr_stage *stage)
         chunk->slots = TR_NEW_ARRAY(tr_slot, (size_t)chunk->num_slots);
         for (int s = 0; s < chunk->num_slots; s++)
             slot_init(stage, chunk, &chunk->slots[s]);
+        pending_assign(stage, chunk);
+        chunk->pending = TR_NEW_ARRAY(tr_pending, (size_t)chunk->num_pending + 1);
+        for (int s = 0; s < chunk->num_pending; s++)
+            pending_init(stage, chunk, &chunk->pending[s]);
     }
 }
 
@@ -141,17 +184,27 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     return TR_OK;
 }
 
+static void chunk_clear(tr_chunk *chunk)
+{
+    for (int s = 0; s < chunk->num_slots; s++) {
+        tr_free(chunk->slots[s].x);
+        tr_free(chunk->slots[s].blocks);
+    }
+    for (int s = 0; s < chunk->num_pending; s++) {
+        tr_free(chunk->pending[s].dx);
+        tr_free(chunk->pending[s].blocks);
+    }
+    tr_free(chunk->slots);
+    tr_free(chunk->pending_of);
+    tr_free(chunk->pending);
+}
+
 void tr_stage_clear(tr_stage *stage)
 {
     tr_pipeline_exec_destroy(stage->train_exec);
     tr_pipeline_exec_destroy(stage->eval_exec);
-    for (int c = 0; stage->chunks != NULL && c < stage->num_chunks; c++) {
-        for (int s = 0; s < stage->chunks[c].num_slots; s++) {
-            tr_free(stage->chunks[c].slots[s].x);
-            tr_free(stage->chunks[c].slots[s].blocks);
-        }
-        tr_free(stage->chunks[c].slots);
-    }
+    for (int c = 0; stage->chunks != NULL && c < stage->num_chunks; c++)
+        chunk_clear(&stage->chunks[c]);
     tr_free(stage->chunks);
     tr_gradients_clear(&stage->gradients);
     tr_model_clear(&stage->model);

@@ -15,12 +15,23 @@ typedef struct tr_slot {
     tr_head_saved head;     /* last chunk */
 } tr_slot;
 
+/* What the input gradients of one microbatch leave for weight gradients that come later. */
+typedef struct tr_pending {
+    void **
+        dx; /* [layers + 1] gradient of the stream, [S,H]: of a block's input, last of the chunk's output; the first one only for the embedding */
+    tr_block_pending *blocks; /* [layers] */
+    tr_head_pending head;     /* last chunk */
+} tr_pending;
+
 typedef struct tr_chunk {
     int number; /* global */
     int first_layer, num_layers;
     bool first, last; /* of the model: embedding, head */
     int num_slots;
     tr_slot *slots;
+    int *pending_of; /* [M of this rank] a microbatch's set; -1 where both gradients are one call */
+    int num_pending; /* as many as the schedule's peak of microbatches between their input and weight gradients */
+    tr_pending *pending;
 } tr_chunk;
 
 typedef struct tr_stage {

@@ -61,45 +61,130 @@ static tr_status items_ready(tr_stage *stage, int local_chunk, int microbatch, i
     return tr_gradients_ready(&stage->gradients, end);
 }
 
-static tr_status stage_backward(void *context, int number, int microbatch, int slot_number,
-                                const void *grad_output, void *grad_input)
+/* One microbatch's backward through a chunk: both parts, or one of them. */
+typedef struct backward_pass {
+    tr_stage *stage;
+    const tr_chunk *chunk;
+    int local_chunk, microbatch;
+    const tr_slot *slot;
+    const tr_pending *pending; /* NULL: both parts in one call */
+    const void *grad_output;   /* NULL for the last chunk, and in the weight part */
+    void *grad_input;          /* NULL for chunk 0, and in the weight part */
+} backward_pass;
+
+/* Where the gradient of the stream before block l lies (l = num_layers: after the last block). */
+static void *stream_gradient(const backward_pass *pass, int l)
 {
-    tr_stage *stage = context;
+    if (l == 0 && !pass->chunk->first)
+        return pass->grad_input;
+    return pass->pending != NULL ? pass->pending->dx[l]
+                                 : pass->stage->stream[(pass->chunk->num_layers - l) % 2];
+}
+
+/* The head, or what was received: makes the gradient of the chunk's last block's output. */
+static tr_status backward_top(const backward_pass *pass, const void **dy)
+{
+    tr_stage *stage = pass->stage;
     tr_model *model = &stage->model;
-    const tr_chunk *chunk = chunk_of(stage, number);
-    int local_chunk = (int)(chunk - stage->chunks);
-    tr_slot *slot = &chunk->slots[slot_number];
-    const tr_microbatch *batch = &stage->microbatches[microbatch];
-    gradients_point(
-        stage, local_chunk,
-        tr_gradients_microbatch_begin(&stage->gradients, microbatch, &model->accumulate));
-    const void *dy = grad_output;
-    int turn = 0;
-    if (chunk->last) {
-        void *dx = stage->stream[turn];
-        TR_TRY(tr_head_backward(model, batch, &slot->head, slot->x[chunk->num_layers],
-                                stage->grad_scale, dx));
-        TR_TRY(items_ready(stage, local_chunk, microbatch, chunk->first_layer + chunk->num_layers));
-        dy = dx;
-        turn ^= 1;
-    }
+    const tr_chunk *chunk = pass->chunk;
+    void *dx = stream_gradient(pass, chunk->num_layers);
+    *dy = dx;
+    if (chunk->last)
+        return tr_head_backward(model, &stage->microbatches[pass->microbatch], &pass->slot->head,
+                                pass->pending != NULL ? &pass->pending->head : NULL,
+                                pass->slot->x[chunk->num_layers], stage->grad_scale, dx);
+    if (pass->pending == NULL)
+        *dy = pass->grad_output;
+    else if (model->parts & TR_BACKWARD_INPUT) /* grad_output does not last */
+        return model->device->ops->convert(model->device, model->S * model->H, model->dtype,
+                                           pass->grad_output, model->dtype, dx);
+    return TR_OK;
+}
+
+static tr_status backward_run(const backward_pass *pass, unsigned parts)
+{
+    tr_stage *stage = pass->stage;
+    tr_model *model = &stage->model;
+    const tr_chunk *chunk = pass->chunk;
+    const tr_microbatch *batch = &stage->microbatches[pass->microbatch];
+    bool weights = (parts & TR_BACKWARD_WEIGHT) != 0;
+    const void *dy;
+    model->parts = parts;
+    if (weights)
+        gradients_point(
+            stage, pass->local_chunk,
+            tr_gradients_microbatch_begin(&stage->gradients, pass->microbatch, &model->accumulate));
+    TR_TRY(backward_top(pass, &dy));
+    if (weights && chunk->last)
+        TR_TRY(items_ready(stage, pass->local_chunk, pass->microbatch,
+                           chunk->first_layer + chunk->num_layers));
     for (int l = chunk->num_layers - 1; l >= 0; l--) {
-        void *dx = l == 0 && !chunk->first ? grad_input : stage->stream[turn];
-        TR_TRY(tr_block_backward(model, chunk->first_layer + l, batch, &slot->blocks[l], slot->x[l],
-                                 dy, dx));
-        TR_TRY(items_ready(stage, local_chunk, microbatch, chunk->first_layer + l));
+        void *dx = stream_gradient(pass, l);
+        TR_TRY(tr_block_backward(model, chunk->first_layer + l, batch, &pass->slot->blocks[l],
+                                 pass->pending != NULL ? &pass->pending->blocks[l] : NULL,
+                                 pass->slot->x[l], dy, dx));
+        if (weights)
+            TR_TRY(items_ready(stage, pass->local_chunk, pass->microbatch, chunk->first_layer + l));
         dy = dx;
-        turn ^= 1;
     }
+    if (!weights)
+        return TR_OK;
     if (chunk->first)
         TR_TRY(tr_embed_run_backward(model, batch, dy));
-    TR_TRY(tr_gradients_microbatch_end(&stage->gradients, local_chunk, microbatch));
-    return items_ready(stage, local_chunk, microbatch, -1);
+    TR_TRY(tr_gradients_microbatch_end(&stage->gradients, pass->local_chunk, pass->microbatch));
+    return items_ready(stage, pass->local_chunk, pass->microbatch, -1);
+}
+
+static backward_pass backward_make(tr_stage *stage, int number, int microbatch, int slot)
+{
+    const tr_chunk *chunk = chunk_of(stage, number);
+    return (backward_pass){.stage = stage,
+                           .chunk = chunk,
+                           .local_chunk = (int)(chunk - stage->chunks),
+                           .microbatch = microbatch,
+                           .slot = &chunk->slots[slot]};
+}
+
+static tr_status stage_backward(void *context, int number, int microbatch, int slot,
+                                const void *grad_output, void *grad_input)
+{
+    backward_pass pass = backward_make(context, number, microbatch, slot);
+    pass.grad_output = grad_output;
+    pass.grad_input = grad_input;
+    return backward_run(&pass, TR_BACKWARD_BOTH);
+}
+
+static const tr_pending *pending_of(const tr_chunk *chunk, int microbatch)
+{
+    TR_ASSERT(chunk->pending_of[microbatch] >= 0);
+    return &chunk->pending[chunk->pending_of[microbatch]];
+}
+
+static tr_status stage_backward_input(void *context, int number, int microbatch, int slot,
+                                      const void *grad_output, void *grad_input)
+{
+    backward_pass pass = backward_make(context, number, microbatch, slot);
+    pass.pending = pending_of(pass.chunk, microbatch);
+    pass.grad_output = grad_output;
+    pass.grad_input = grad_input;
+    return backward_run(&pass, TR_BACKWARD_INPUT);
+}
+
+static tr_status stage_backward_weight(void *context, int number, int microbatch, int slot)
+{
+    backward_pass pass = backward_make(context, number, microbatch, slot);
+    pass.pending = pending_of(pass.chunk, microbatch);
+    return backward_run(&pass, TR_BACKWARD_WEIGHT);
 }
 
 tr_stage_functions tr_stage_pass_functions(tr_stage *stage)
 {
-    return (tr_stage_functions){stage, stage_input, stage_forward, stage_backward};
+    return (tr_stage_functions){.context = stage,
+                                .input = stage_input,
+                                .forward = stage_forward,
+                                .backward = stage_backward,
+                                .backward_input = stage_backward_input,
+                                .backward_weight = stage_backward_weight};
 }
 
 static void loss_reset(tr_stage *stage)

@@ -154,7 +154,7 @@ typedef struct tr_ops {
                                 const void *up, void *out);
     tr_status (*swiglu_backward)(tr_device *device, tr_dtype dtype, int64_t n, const void *gate,
                                  const void *up, const void *dout, void *dgate, void *dup);
-    /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). dx may alias dout. */
+    /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). dx may alias x or dout. */
     tr_status (*gelu_forward)(tr_device *device, tr_dtype dtype, int64_t n, const void *x,
                               void *out);
     tr_status (*gelu_backward)(tr_device *device, tr_dtype dtype, int64_t n, const void *x,

@@ -26,6 +26,12 @@ typedef struct tr_stage_functions {
      * (NULL for chunk 0). */
     tr_status (*backward)(void *context, int chunk, int microbatch, int slot,
                           const void *grad_output, void *grad_input);
+    /* The same in two calls, where W does not directly follow B (tr_schedule_is_pair): the input
+     * gradient, which keeps what the weight gradient needs (grad_output is free again after it),
+     * and the weight gradient. */
+    tr_status (*backward_input)(void *context, int chunk, int microbatch, int slot,
+                                const void *grad_output, void *grad_input);
+    tr_status (*backward_weight)(void *context, int chunk, int microbatch, int slot);
 } tr_stage_functions;
 
 typedef struct tr_pipeline_exec tr_pipeline_exec;

@@ -49,6 +49,16 @@ typedef struct tr_action_list {
     int num_actions;
 } tr_action_list;
 
+/* True when action i, an input gradient, is directly followed by the weight gradient of the same
+ * chunk and microbatch: a stage makes both in one call. */
+static inline bool tr_schedule_is_pair(const tr_action_list *list, int i)
+{
+    const tr_action *one = &list->actions[i], *next = one + 1;
+    return i + 1 < list->num_actions && one->kind == TR_ACTION_BACKWARD &&
+           next->kind == TR_ACTION_WEIGHT && one->chunk == next->chunk &&
+           one->microbatch == next->microbatch;
+}
+
 typedef enum tr_schedule_kind {
     TR_SCHEDULE_GPIPE,
     TR_SCHEDULE_1F1B,

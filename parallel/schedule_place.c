@@ -29,15 +29,6 @@ typedef struct placement {
     int *live, *peak; /* [num_virtual] activations of each local chunk */
 } placement;
 
-/* True when action i + 1 belongs to the same call as action i. */
-static bool is_pair(const tr_action_list *list, int i)
-{
-    return i + 1 < list->num_actions && list->actions[i].kind == TR_ACTION_BACKWARD &&
-           list->actions[i + 1].kind == TR_ACTION_WEIGHT &&
-           list->actions[i].chunk == list->actions[i + 1].chunk &&
-           list->actions[i].microbatch == list->actions[i + 1].microbatch;
-}
-
 /* The send that follows this compute action; false when its result stays in the chunk. */
 static bool send_of(const tr_schedule *schedule, const tr_action *action, tr_action *send)
 {
@@ -73,7 +64,7 @@ static void number_calls(const placement *place, int *forward_call, int *backwar
             forward_call[index] = call;
         if (action->kind == TR_ACTION_BACKWARD)
             backward_call[index] = call;
-        if (is_pair(compute, i))
+        if (tr_schedule_is_pair(compute, i))
             i++;
     }
 }
@@ -168,7 +159,7 @@ static void place_list(placement *place, int ahead)
         append(place, *action);
         if (action->kind == TR_ACTION_FORWARD && action->chunk == 0)
             take_slot(place, 0);
-        if (is_pair(compute, i))
+        if (tr_schedule_is_pair(compute, i))
             append(place, compute->actions[++i]);
         place_send(place, action);
         if (compute->actions[i].kind == TR_ACTION_WEIGHT ||

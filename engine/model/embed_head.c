@@ -49,16 +49,17 @@ static tr_norm_site final_norm_site(const tr_model *model, const tr_head_saved *
                                     const void *x)
 {
     const tr_weight *w = outer_weights(model);
-    return (tr_norm_site){w[TR_ROLE_FINAL_NORM_WEIGHT],
-                          w[TR_ROLE_FINAL_NORM_BIAS],
-                          x,
-                          saved->norm,
-                          saved->mean,
-                          saved->rstd};
+    return (tr_norm_site){.weight = w[TR_ROLE_FINAL_NORM_WEIGHT],
+                          .bias = w[TR_ROLE_FINAL_NORM_BIAS],
+                          .x = x,
+                          .kept = saved->norm,
+                          .mean = saved->mean,
+                          .rstd = saved->rstd};
 }
 
 /* Softmax statistics of the whole vocabulary from each rank's part: the largest logit, then the sum of exponentials and the label's logit. */
-static tr_status statistics(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved)
+static tr_status statistics(tr_model *model, const tr_microbatch *microbatch,
+                            const tr_head_saved *saved)
 {
     const tr_ops *ops = model->device->ops;
     tr_tensor_comm *tensor = &model->tensor;
@@ -82,11 +83,12 @@ static tr_status statistics(tr_model *model, const tr_microbatch *microbatch, tr
 }
 
 static tr_status logits_compute(tr_model *model, const tr_microbatch *microbatch,
-                                tr_head_saved *saved, const void *x)
+                                const tr_head_saved *saved, const void *x)
 {
     const void *full;
     tr_norm_site norm = final_norm_site(model, saved, x);
-    TR_TRY(tr_model_norm(model, &norm, false, &full));
+    TR_TRY(tr_model_norm(model, &norm));
+    TR_TRY(tr_model_gather(model, saved->norm, &full));
     TR_TRY(tr_model_linear(model, full, model->H, outer_weights(model)[TR_ROLE_HEAD],
                            (tr_weight){0}, saved->logits, model->V));
     return statistics(model, microbatch, saved);
@@ -106,24 +108,38 @@ tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_h
     return TR_OK;
 }
 
-tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
-                           const void *x, float scale, void *dx)
+tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch,
+                           const tr_head_saved *kept, const tr_head_pending *pending, const void *x,
+                           float scale, void *dx)
 {
     const tr_ops *ops = model->device->ops;
     const tr_weight head = outer_weights(model)[TR_ROLE_HEAD];
+    tr_head_saved saved = *kept;
     const void *full;
     float *partial;
-    if (model->cfg->memory.recompute == TR_RECOMPUTE_FULL)
-        TR_TRY(logits_compute(model, microbatch, saved, x));
-    TR_TRY(ops->xent_backward(model->device, model->dtype, model->R, model->vocab_valid, model->V,
-                              model->vocab_begin, saved->logits, microbatch->labels, saved->max,
-                              saved->sum_target, scale));
-    tr_norm_site norm = final_norm_site(model, saved, x);
-    TR_TRY(tr_model_norm(model, &norm, true, &full));
-    TR_TRY(tr_model_linear_grads(model, saved->logits, model->V, full, model->H, head,
-                                 (tr_weight){0}));
+    TR_ASSERT(pending != NULL || model->parts == TR_BACKWARD_BOTH);
+    if (pending != NULL && pending->logits != NULL) {
+        saved.norm = pending->norm;
+        saved.logits = pending->logits;
+    }
+    tr_norm_site norm = final_norm_site(model, &saved, x);
+    norm.sums = pending != NULL ? pending->norm_sums : NULL;
+    if (model->parts & TR_BACKWARD_INPUT) {
+        if (model->cfg->memory.recompute == TR_RECOMPUTE_FULL)
+            TR_TRY(logits_compute(model, microbatch, &saved, x));
+        TR_TRY(ops->xent_backward(model->device, model->dtype, model->R, model->vocab_valid,
+                                  model->V, model->vocab_begin, saved.logits, microbatch->labels,
+                                  saved.max, saved.sum_target, scale));
+    }
+    if (model->parts & TR_BACKWARD_WEIGHT) {
+        TR_TRY(tr_model_gather(model, saved.norm, &full));
+        TR_TRY(tr_model_linear_grads(model, saved.logits, model->V, full, model->H, head,
+                                     (tr_weight){0}));
+    }
+    if (model->parts == TR_BACKWARD_WEIGHT)
+        return tr_model_norm_take(model, &norm);
     TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
-    TR_TRY(tr_model_linear_input(model, saved->logits, model->V, head, partial, model->H, TR_F32,
+    TR_TRY(tr_model_linear_input(model, saved.logits, model->V, head, partial, model->H, TR_F32,
                                  false));
     return tr_model_norm_backward(model, &norm, partial, NULL, dx);
 }

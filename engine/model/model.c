@@ -92,6 +92,37 @@ void tr_head_saved_init(const tr_model *model, tr_head_saved *saved, tr_arena *a
         logits_alloc(model, saved, arena);
 }
 
+void tr_block_pending_init(const tr_model *model, tr_block_pending *pending, tr_arena *arena)
+{
+    tr_recompute recompute = model->cfg->memory.recompute;
+    *pending = (tr_block_pending){0};
+    pending->dmiddle = rows_alloc(model, arena, model->S, model->H);
+    pending->dq = rows_alloc(model, arena, model->R, model->A * model->D);
+    pending->dk = rows_alloc(model, arena, model->R, model->K * model->D);
+    pending->dv = rows_alloc(model, arena, model->R, model->K * model->D);
+    pending->norm_sums = floats_alloc(arena, 4 * model->H);
+    if (recompute == TR_RECOMPUTE_NONE)
+        return;
+    pending->norm1 = rows_alloc(model, arena, model->S, model->H);
+    pending->norm2 = rows_alloc(model, arena, model->S, model->H);
+    pending->act = rows_alloc(model, arena, model->R, model->F);
+    if (recompute != TR_RECOMPUTE_FULL)
+        return;
+    pending->attention = rows_alloc(model, arena, model->R, model->A * model->D);
+    if (model->cfg->model.mlp == TR_MLP_SWIGLU)
+        pending->gate = rows_alloc(model, arena, model->R, model->F);
+    pending->up = rows_alloc(model, arena, model->R, model->F);
+}
+
+void tr_head_pending_init(const tr_model *model, tr_head_pending *pending, tr_arena *arena)
+{
+    *pending = (tr_head_pending){.norm_sums = floats_alloc(arena, 2 * model->H)};
+    if (model->cfg->memory.recompute != TR_RECOMPUTE_FULL)
+        return;
+    pending->norm = rows_alloc(model, arena, model->S, model->H);
+    pending->logits = rows_alloc(model, arena, model->R, model->V);
+}
+
 /* Takes what is missing up to a mark made earlier. */
 static void arena_advance(tr_arena *arena, size_t mark)
 {
@@ -106,7 +137,8 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
         scratch->full = rows_alloc(model, arena, model->R, model->H);
     if (model->cfg->model.dropout > 0)
         scratch->dropped = rows_alloc(model, arena, model->S, model->H);
-    scratch->dmiddle = rows_alloc(model, arena, model->S, model->H);
+    tr_block_pending *pending = &scratch->pending;
+    pending->dmiddle = rows_alloc(model, arena, model->S, model->H);
 
     /* The MLP's and the attention's gradients live in turn. */
     size_t mark = tr_arena_mark(arena);
@@ -114,9 +146,9 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     size_t mlp_end = tr_arena_mark(arena);
     tr_arena_reset(arena, mark);
     scratch->dattention = rows_alloc(model, arena, model->R, model->A * model->D);
-    scratch->dq = rows_alloc(model, arena, model->R, model->A * model->D);
-    scratch->dk = rows_alloc(model, arena, model->R, model->K * model->D);
-    scratch->dv = rows_alloc(model, arena, model->R, model->K * model->D);
+    pending->dq = rows_alloc(model, arena, model->R, model->A * model->D);
+    pending->dk = rows_alloc(model, arena, model->R, model->K * model->D);
+    pending->dv = rows_alloc(model, arena, model->R, model->K * model->D);
     arena_advance(arena, mlp_end);
 
     /* So do a recomputed block and, with full recomputation, the logits. */
@@ -192,25 +224,45 @@ static tr_norm_kind norm_kind(const tr_model *model)
     return model->cfg->model.norm == TR_NORM_RMS ? TR_NORM_KIND_RMS : TR_NORM_KIND_LAYER;
 }
 
-tr_status tr_model_norm(tr_model *model, const tr_norm_site *site, bool have, const void **full)
+tr_status tr_model_norm(tr_model *model, const tr_norm_site *site)
 {
-    if (!have)
-        TR_TRY(model->device->ops->norm_forward(
-            model->device, norm_kind(model), model->dtype, model->S, model->H,
-            (float)model->cfg->model.norm_eps, site->x, site->weight.weight, site->bias.weight,
-            site->kept, site->mean, site->rstd));
-    return tr_model_gather(model, site->kept, full);
+    return model->device->ops->norm_forward(model->device, norm_kind(model), model->dtype, model->S,
+                                            model->H, (float)model->cfg->model.norm_eps, site->x,
+                                            site->weight.weight, site->bias.weight, site->kept,
+                                            site->mean, site->rstd);
 }
 
 tr_status tr_model_norm_backward(tr_model *model, const tr_norm_site *site, float *partial,
                                  const void *dresidual, void *dx)
 {
-    float *dy;
+    float *dy, *dweight = site->weight.grad, *dbias = site->bias.grad;
+    bool apart = model->parts == TR_BACKWARD_INPUT;
+    if (apart) {
+        dweight = site->sums;
+        dbias = site->bias.weight != NULL ? site->sums + model->H : NULL;
+    }
     TR_TRY(tr_tensor_comm_reduce(&model->tensor, partial, &dy));
     return model->device->ops->norm_backward(model->device, norm_kind(model), model->dtype,
                                              model->S, model->H, dy, site->x, site->weight.weight,
-                                             site->mean, site->rstd, dresidual, dx,
-                                             site->weight.grad, site->bias.grad, model->accumulate);
+                                             site->mean, site->rstd, dresidual, dx, dweight, dbias,
+                                             !apart && model->accumulate);
+}
+
+/* grad [H] (+)= sums: what norm_backward does with the sum over a microbatch, an addition later. */
+static tr_status sums_take(tr_model *model, const float *sums, float *grad)
+{
+    const tr_ops *ops = model->device->ops;
+    if (!model->accumulate)
+        return ops->convert(model->device, model->H, TR_F32, sums, TR_F32, grad);
+    const float *pair[2] = {sums, grad};
+    return ops->tree_sum(model->device, model->H, 2, pair, grad);
+}
+
+tr_status tr_model_norm_take(tr_model *model, const tr_norm_site *site)
+{
+    TR_TRY(sums_take(model, site->sums, site->weight.grad));
+    return site->bias.grad != NULL ? sums_take(model, site->sums + model->H, site->bias.grad)
+                                   : TR_OK;
 }
 
 tr_status tr_model_linear(tr_model *model, const void *x, int64_t in, tr_weight weight,

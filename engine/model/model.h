@@ -5,7 +5,11 @@
  * operations (R, or R/t under sequence parallel). The residual stream and its gradient are rounded to the compute dtype at every block edge; what is summed over
  * tensor ranks stays fp32 until after the sum.
  *
- * Weight gradients are written at the first microbatch of a leaf (`accumulate` false) and added after. One thread. */
+ * Weight gradients are written at the first microbatch of a leaf (`accumulate` false) and added after.
+ *
+ * Backward has two parts, which one call makes together or two calls one after the other: gradients of inputs, and gradients of weights (Qi et al. 2023). When
+ * they come apart, what the weight gradients need of the first call (each product's input and the gradient of its output) lies in a "pending" set of the caller; norms, whose
+ * gradients fall out of the first part, leave them there as sums over the microbatch. Bits and their order are the same either way. One thread. */
 #ifndef TR_ENGINE_MODEL_MODEL_H
 #define TR_ENGINE_MODEL_MODEL_H
 
@@ -29,14 +33,31 @@ typedef struct tr_block_saved {
     void *attention;                      /* [R, A*D] */
     float *lse;                           /* [B,A,T] */
     void *middle;                         /* [S,H] the stream between attention and MLP */
-    void *gate, *up; /* [R,F]; GELU uses up only; their gradients in place after backward */
-    void *act;       /* [R,F] */
+    void *gate,
+        *up; /* [R,F]; GELU uses up only; their gradients in place after the input part of backward */
+    void *act; /* [R,F] */
 } tr_block_saved;
+
+/* What of a block's backward lies between input and weight gradients. The last six: pieces of tr_block_saved that recompute modes do not store and that weight
+ * gradients need; NULL where they stay where tr_block_saved has them. */
+typedef struct tr_block_pending {
+    void *dmiddle;      /* [S,H] gradient of the stream between attention and MLP */
+    void *dq, *dk, *dv; /* [R, A*D], [R, K*D] */
+    float *
+        norm_sums; /* [4,H] gradients of this microbatch: weight and bias of norm 1, of norm 2; NULL where the parts never come apart */
+    void *norm1, *norm2, *attention, *gate, *up, *act;
+} tr_block_pending;
+
+/* The same of the head. */
+typedef struct tr_head_pending {
+    float *norm_sums; /* [2,H] */
+    void *norm, *logits;
+} tr_head_pending;
 
 typedef struct tr_head_saved {
     void *norm;         /* [S,H] */
     float *mean, *rstd; /* [S] */
-    void *logits;       /* [R,V], gradient in place after backward */
+    void *logits;       /* [R,V], gradient in place after the input part of backward */
     float *max;         /* [R] of the whole vocabulary */
     float *sum_target;  /* [2R] of the whole vocabulary */
 } tr_head_saved;
@@ -55,15 +76,21 @@ typedef struct tr_loss {
 
 /* Scratch of one rank, shared by all blocks. */
 typedef struct tr_model_scratch {
-    void *full;       /* [R,H] gathered rows (sequence parallel only) */
-    void *dropped;    /* [S,H] gradient after dropout (dropout only) */
-    void *dact;       /* [R,F] */
-    void *dattention; /* [R,A*D] */
-    void *dq, *dk, *dv;
-    void *dmiddle;            /* [S,H] */
+    void *full;               /* [R,H] gathered rows (sequence parallel only) */
+    void *dropped;            /* [S,H] gradient after dropout (dropout only) */
+    void *dact;               /* [R,F] */
+    void *dattention;         /* [R,A*D] */
+    tr_block_pending pending; /* of a backward whose parts are one call */
     tr_block_saved recompute; /* the pieces that recompute modes do not store */
     tr_head_saved head;       /* logits, when recompute is full; lives in turn with `recompute` */
 } tr_model_scratch;
+
+/* Parts of backward. */
+enum {
+    TR_BACKWARD_INPUT = 1,
+    TR_BACKWARD_WEIGHT = 2,
+    TR_BACKWARD_BOTH = TR_BACKWARD_INPUT | TR_BACKWARD_WEIGHT
+};
 
 typedef struct tr_model {
     const tr_config *cfg;
@@ -81,6 +108,8 @@ typedef struct tr_model {
     int64_t step;    /* for dropout */
     bool training;   /* dropout on */
     bool accumulate; /* weight gradients are added */
+    unsigned
+        parts; /* what backward functions do; the input part reads weights, the weight part only their gradients */
 } tr_model;
 
 /* Fills dimensions and lays out scratch: activations' scratch in `activations`, rope in `workspace`. weights is allocated here; its entries are the caller's to set. */
@@ -90,42 +119,51 @@ void tr_model_clear(tr_model *model);
 /* Bytes of a block's saved set laid out in `arena` under the configuration's recompute setting. */
 void tr_block_saved_init(const tr_model *model, tr_block_saved *saved, tr_arena *arena);
 void tr_head_saved_init(const tr_model *model, tr_head_saved *saved, tr_arena *arena);
+/* A set for a backward whose parts come apart. */
+void tr_block_pending_init(const tr_model *model, tr_block_pending *pending, tr_arena *arena);
+void tr_head_pending_init(const tr_model *model, tr_head_pending *pending, tr_arena *arena);
 
 /* tokens -> stream out [S,H]. */
 tr_status tr_embed_run_forward(tr_model *model, const tr_microbatch *microbatch, void *out);
-/* dx: gradient of the embedding's output [S,H]. */
+/* Weight gradients only. dx: gradient of the embedding's output [S,H]. */
 tr_status tr_embed_run_backward(tr_model *model, const tr_microbatch *microbatch, const void *dx);
 
 /* x [S,H] -> out [S,H] (out may not be x). */
 tr_status tr_block_forward(tr_model *model, int layer, const tr_microbatch *microbatch,
                            tr_block_saved *saved, const void *x, void *out);
-/* dy [S,H] -> dx [S,H] (dx may be dy), and the layer's weight gradients. x is the block's input. */
+/* Input part: dy [S,H] -> dx [S,H] (dx may not be dy); weight part: the layer's weight gradients (dx is not used). x is the block's input. pending: the same
+ * set, untouched, in both parts when they come apart; NULL when model->parts is both. */
 tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *microbatch,
-                            tr_block_saved *saved, const void *x, const void *dy, void *dx);
+                            const tr_block_saved *saved, const tr_block_pending *pending,
+                            const void *x, const void *dy, void *dx);
 
 /* Final norm, logits and their statistics; the losses of labelled rows are added to *loss on every tensor rank alike. */
 tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
                           const void *x, tr_loss *loss);
-/* Gradient of scale * (sum of losses); dx [S,H]. Consumes saved->logits. */
-tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
+/* Gradient of scale * (sum of losses); dx [S,H] from the input part. Consumes the logits. pending as in tr_block_backward. */
+tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch,
+                           const tr_head_saved *saved, const tr_head_pending *pending,
                            const void *x, float scale, void *dx);
 
 /* Shared by the files of this folder: the Philox key of a dropout site in this step. */
 tr_dropout tr_model_dropout(const tr_model *model, const tr_microbatch *microbatch,
                             const char *site, int layer);
 
-/* Shared by blocks and head: one norm with the gather of sequence parallel. kept: [S,H] norm output; have: it already holds it; full: R rows of it. */
+/* Shared by blocks and head: one norm. kept: [S,H] its output. sums: [2,H] where the input part leaves the gradients when parts come apart. */
 typedef struct tr_norm_site {
     tr_weight weight, bias;
     const void *x;
     void *kept;
     float *mean, *rstd;
+    float *sums;
 } tr_norm_site;
-tr_status tr_model_norm(tr_model *model, const tr_norm_site *site, bool have, const void **full);
-/* dy: fp32 partial sums [R,H] of tensor ranks, from tr_tensor_comm_partial; adds dresidual. */
+tr_status tr_model_norm(tr_model *model, const tr_norm_site *site);
+/* Input part. dy: fp32 partial sums [R,H] of tensor ranks, from tr_tensor_comm_partial; adds dresidual. Both parts at once: the norm's gradients too. */
 tr_status tr_model_norm_backward(tr_model *model, const tr_norm_site *site, float *partial,
                                  const void *dresidual, void *dx);
-/* Rows [S,H] of a gradient -> R rows. */
+/* Weight part that comes later: takes the gradients that the input part left. */
+tr_status tr_model_norm_take(tr_model *model, const tr_norm_site *site);
+/* Rows [S,H] -> R rows. */
 tr_status tr_model_gather(tr_model *model, const void *rows, const void **full);
 tr_status tr_model_linear(tr_model *model, const void *x, int64_t in, tr_weight weight,
                           tr_weight bias, void *y, int64_t out);
