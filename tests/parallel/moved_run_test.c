@@ -8,38 +8,17 @@
 
 enum { STEPS = 12, MOVES = 4 };
 
-static const tr_tensor_kind kinds[] = {TR_TENSOR_MASTER, TR_TENSOR_M, TR_TENSOR_V};
-
-/* All masters and moments, one after the other; NULL on ranks without the run. tr_free. */
-static float *state_take(fx_run *fx, int64_t *count)
-{
-    float *all = NULL;
-    *count = 0;
-    for (int i = 0; fx->run != NULL && i < tr_run_num_params(fx->run); i++)
-        for (int k = 0; k < 3; k++) {
-            int64_t shape[2];
-            tr_run_param_name(fx->run, i, shape);
-            float *values = fx_tensor(fx, i, kinds[k]);
-            int64_t n = shape[0] * shape[1];
-            all = tr_realloc(all, (size_t)(*count + n), sizeof(float));
-            memcpy(all + *count, values, (size_t)n * sizeof(float));
-            *count += n;
-            tr_free(values);
-        }
-    return all;
-}
-
 static void moved_run(fx_job *job, const char *folder, const char *model, const char *math,
                       const char *const layouts[MOVES])
 {
     tr_metrics straight[STEPS], metrics;
     fx_run fx;
-    int64_t count, moved_count;
+    fx_state moved = {0};
     char *text = tr_format("%s %s", math, layouts[0]);
     fx_open(job, &fx, model, text, NULL, NULL);
     for (int s = 0; s < STEPS; s++)
         fx_step(&fx, &straight[s]);
-    float *state = state_take(&fx, &count), *moved = NULL;
+    fx_state state = fx_state_take(&fx);
     fx_close(&fx);
     tr_free(text);
     for (int m = 0, step = 0; m < MOVES; m++) {
@@ -65,16 +44,15 @@ static void moved_run(fx_job *job, const char *folder, const char *model, const 
         if (fx.run != NULL)
             fx_need(job, tr_run_save(fx.run));
         if (m == MOVES - 1)
-            moved = state_take(&fx, &moved_count);
+            moved = fx_state_take(&fx);
         fx_close(&fx);
         tr_free(text);
     }
     if (job->rank == 0)
-        fx_check(job,
-                 count == moved_count && memcmp(state, moved, (size_t)count * sizeof(float)) == 0,
+        fx_check(job, fx_state_equal(&state, &moved),
                  "%s: weights or moments differ after %d steps", model, STEPS);
-    tr_free(state);
-    tr_free(moved);
+    tr_free(state.values);
+    tr_free(moved.values);
 }
 
 int main(int argc, char **argv)
@@ -86,10 +64,8 @@ int main(int argc, char **argv)
         "parallel.data=2 parallel.pipeline=4 memory.recompute=full parallel.bucket_mb=0.01",
         "parallel.data=1 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved"};
     fx_job job = fx_begin(&argc, &argv);
-    char folder[64] = "/tmp/trine-moved-XXXXXX";
-    if (job.rank == 0 && mkdtemp(folder) == NULL)
-        abort();
-    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    char folder[FX_FOLDER];
+    fx_folder_make(&job, folder);
     if (fx_case(&job, "a run moved over data sizes 8, 4, 2, 1"))
         moved_run(&job, folder, "g",
                   "model.dropout=0.1 train.reduction_leaves=8 train.steps=12 train.warmup_steps=3",
@@ -97,11 +73,6 @@ int main(int argc, char **argv)
     if (fx_case(&job, "a run moved over data and pipeline sizes"))
         moved_run(&job, folder, "l", "train.precision=bf16 train.reduction_leaves=8 train.steps=12",
                   mixed);
-    fx_gather(&job);
-    if (job.rank == 0) {
-        char *command = tr_format("rm -rf %s", folder);
-        fx_check(&job, system(command) == 0, "cannot remove %s", folder);
-        tr_free(command);
-    }
+    fx_folder_remove(&job, folder);
     return fx_end(&job);
 }

@@ -17,9 +17,7 @@
 #include "io/checkpoint_read.h"
 #include "io/dir_commit.h"
 
-static char folder[64]; /* of the whole test, the same on all ranks */
-
-static const tr_tensor_kind kinds[] = {TR_TENSOR_MASTER, TR_TENSOR_M, TR_TENSOR_V};
+static char folder[FX_FOLDER]; /* of the whole test, the same on all ranks */
 
 /* "SETTINGS checkpoint.dir=FOLDER/NAME MORE"; each of the last four stays valid. */
 static const char *settings(const char *base, const char *name, const char *more)
@@ -38,37 +36,6 @@ static const char *in_folder(const char *name)
     char *path = paths[next++ % 4];
     snprintf(path, sizeof paths[0], "%s/%s", folder, name);
     return path;
-}
-
-/* ---- state ---- */
-
-/* All masters and moments of a run, on its ranks; NULL elsewhere. */
-typedef struct state {
-    int64_t count;
-    float *values;
-} state;
-
-static state state_take(fx_run *fx)
-{
-    state all = {0};
-    for (int i = 0; fx->run != NULL && i < tr_run_num_params(fx->run); i++)
-        for (int k = 0; k < 3; k++) {
-            int64_t shape[2];
-            tr_run_param_name(fx->run, i, shape);
-            float *values = fx_tensor(fx, i, kinds[k]);
-            int64_t count = shape[0] * shape[1];
-            all.values = tr_realloc(all.values, (size_t)(all.count + count), sizeof(float));
-            memcpy(all.values + all.count, values, (size_t)count * sizeof(float));
-            all.count += count;
-            tr_free(values);
-        }
-    return all;
-}
-
-static bool state_equal(const state *a, const state *b)
-{
-    return a->count == b->count &&
-           memcmp(a->values, b->values, (size_t)a->count * sizeof(float)) == 0;
 }
 
 static void steps(fx_run *fx, int count, tr_metrics *metrics)
@@ -111,7 +78,7 @@ static void same_layout(fx_job *job, const char *model, const char *base, const 
     steps(&fx, 5, straight);
     save(&fx);
     steps(&fx, 5, straight + 5);
-    state expected = state_take(&fx);
+    fx_state expected = fx_state_take(&fx);
     double scale = fx.run != NULL ? fx.run->scaler.scale : 0;
     int64_t good_steps = fx.run != NULL ? fx.run->scaler.good_steps : 0;
     fx_close(&fx);
@@ -119,7 +86,7 @@ static void same_layout(fx_job *job, const char *model, const char *base, const 
     fx_open(job, &fx, model, settings(base, name, ""), NULL, NULL);
     fx_need(job, resume(&fx, 5));
     steps(&fx, 5, again);
-    state got = state_take(&fx);
+    fx_state got = fx_state_take(&fx);
     if (fx.run != NULL) {
         for (int i = 0; i < 5; i++) {
             const tr_metrics *a = &straight[5 + i], *b = &again[i];
@@ -130,7 +97,7 @@ static void same_layout(fx_job *job, const char *model, const char *base, const 
                      "%s: step %d differs after a resume: loss %.17g and %.17g", name, 6 + i,
                      a->loss, b->loss);
         }
-        fx_check(job, state_equal(&expected, &got), "%s: state after step 10 differs", name);
+        fx_check(job, fx_state_equal(&expected, &got), "%s: state after step 10 differs", name);
         fx_check(job, fx.run->scaler.scale == scale && fx.run->scaler.good_steps == good_steps,
                  "%s: the loss scale is %g after %lld steps", name, fx.run->scaler.scale,
                  (long long)fx.run->scaler.good_steps);
@@ -290,7 +257,7 @@ static void test_damage(fx_job *job)
         fx_open(job, &fx, "g", settings(base, name, ""), NULL, NULL);
         steps(&fx, 2, metrics);
         save(&fx);
-        state older = state_take(&fx);
+        fx_state older = fx_state_take(&fx);
         steps(&fx, 2, metrics + 2);
         save(&fx);
         fx_close(&fx);
@@ -301,15 +268,15 @@ static void test_damage(fx_job *job)
         /* By name: every rank refuses, and no rank has changed anything. */
         snprintf(more, sizeof more, "checkpoint.resume=%s", path);
         fx_open(job, &fx, "g", settings(base, "none", more), NULL, NULL);
-        state before = state_take(&fx);
+        fx_state before = fx_state_take(&fx);
         tr_status status = resume(&fx, 4);
-        state after = state_take(&fx);
+        fx_state after = fx_state_take(&fx);
         if (fx.run != NULL) {
             fx_check(job, status == TR_ERR_CHECKPOINT, "damage %d: status %d", kind, (int)status);
             fx_check(job,
                      strstr(tr_error_message(), job->rank == 0 ? file : "step-00000004") != NULL,
                      "damage %d: the message does not name %s: %s", kind, file, tr_error_message());
-            fx_check(job, state_equal(&before, &after) && tr_run_steps_done(fx.run) == 0,
+            fx_check(job, fx_state_equal(&before, &after) && tr_run_steps_done(fx.run) == 0,
                      "damage %d: the state changed", kind);
         }
         fx_close(&fx);
@@ -317,9 +284,9 @@ static void test_damage(fx_job *job)
         /* auto: the older one. */
         fx_open(job, &fx, "g", settings(base, name, ""), NULL, NULL);
         fx_need(job, resume(&fx, 2));
-        state loaded = state_take(&fx);
+        fx_state loaded = fx_state_take(&fx);
         if (fx.run != NULL)
-            fx_check(job, state_equal(&older, &loaded), "damage %d: not the older state", kind);
+            fx_check(job, fx_state_equal(&older, &loaded), "damage %d: not the older state", kind);
         fx_close(&fx);
         tr_free(older.values);
         tr_free(before.values);
@@ -478,7 +445,7 @@ static void test_weights_only(fx_job *job)
             NULL, NULL);
     steps(&fx, 3, metrics);
     save(&fx);
-    state saved = state_take(&fx);
+    fx_state saved = fx_state_take(&fx);
     fx_close(&fx);
     fx_open(job, &fx, "g",
             settings("parallel.tensor=2 train.precision=fp16", "weights",
@@ -488,7 +455,7 @@ static void test_weights_only(fx_job *job)
     bool resumed = false;
     if (fx.run != NULL) {
         fx_need(job, tr_run_resume(fx.run, &resumed));
-        state got = state_take(&fx);
+        fx_state got = fx_state_take(&fx);
         int64_t at = 0;
         bool same = true, zero = true;
         for (int i = 0; i < tr_run_num_params(fx.run); i++) {
@@ -548,18 +515,6 @@ static void test_recorded_tree(fx_job *job)
     }
 }
 
-/* ---- */
-
-static void folder_make(fx_job *job)
-{
-    if (job->rank == 0) {
-        strcpy(folder, "/tmp/trine-resume-XXXXXX");
-        if (mkdtemp(folder) == NULL)
-            abort();
-    }
-    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
-}
-
 int main(int argc, char **argv)
 {
     static const struct {
@@ -578,16 +533,10 @@ int main(int argc, char **argv)
     };
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
-    folder_make(&job);
+    fx_folder_make(&job, folder);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         if (fx_case(&job, cases[i].name))
             cases[i].run(&job);
-    fx_gather(&job);
-    if (job.rank == 0) {
-        char *command = tr_format("rm -rf %s", folder);
-        if (system(command) != 0)
-            job.failures++;
-        tr_free(command);
-    }
+    fx_folder_remove(&job, folder);
     return fx_end(&job);
 }

@@ -214,6 +214,48 @@ float *fx_tensor(fx_run *fx, int param, tr_tensor_kind kind)
     return values;
 }
 
+fx_state fx_state_take(fx_run *fx)
+{
+    static const tr_tensor_kind kinds[] = {TR_TENSOR_MASTER, TR_TENSOR_M, TR_TENSOR_V};
+    fx_state all = {0};
+    for (int i = 0; fx->run != NULL && i < tr_run_num_params(fx->run); i++)
+        for (int k = 0; k < 3; k++) {
+            int64_t shape[2];
+            tr_run_param_name(fx->run, i, shape);
+            float *values = fx_tensor(fx, i, kinds[k]);
+            int64_t count = shape[0] * shape[1];
+            all.values = tr_realloc(all.values, (size_t)(all.count + count), sizeof(float));
+            memcpy(all.values + all.count, values, (size_t)count * sizeof(float));
+            all.count += count;
+            tr_free(values);
+        }
+    return all;
+}
+
+bool fx_state_equal(const fx_state *a, const fx_state *b)
+{
+    return a->count == b->count &&
+           memcmp(a->values, b->values, (size_t)a->count * sizeof(float)) == 0;
+}
+
+void fx_folder_make(fx_job *job, char folder[FX_FOLDER])
+{
+    strcpy(folder, "/tmp/trine-runs-XXXXXX");
+    if (job->rank == 0 && mkdtemp(folder) == NULL)
+        abort();
+    MPI_Bcast(folder, FX_FOLDER, MPI_CHAR, 0, MPI_COMM_WORLD);
+}
+
+void fx_folder_remove(fx_job *job, const char *folder)
+{
+    fx_gather(job);
+    if (job->rank != 0)
+        return;
+    char *command = tr_format("rm -rf %s", folder);
+    fx_check(job, system(command) == 0, "cannot remove %s", folder);
+    tr_free(command);
+}
+
 int fx_param(fx_run *fx, const char *name)
 {
     int64_t shape[2];

@@ -90,6 +90,19 @@ float *fx_tensor(fx_run *fx, int param, tr_tensor_kind kind);
 /* Index of a parameter by name, or -1. */
 int fx_param(fx_run *fx, const char *name);
 
+/* Masters and moments of all parameters, one after the other, with the bits they have; values NULL on ranks without the run; tr_free them. */
+typedef struct fx_state {
+    int64_t count;
+    float *values;
+} fx_state;
+fx_state fx_state_take(fx_run *fx);
+bool fx_state_equal(const fx_state *a, const fx_state *b);
+
+/* Makes a folder under /tmp that all ranks know, and removes it with all it holds. */
+enum { FX_FOLDER = 64 };
+void fx_folder_make(fx_job *job, char folder[FX_FOLDER]);
+void fx_folder_remove(fx_job *job, const char *folder);
+
 /* Opens, makes `steps` steps (grads of the first, masters after the last, an evaluation), closes. */
 void fx_measure(fx_job *job, const char *model, const char *overrides, int steps, fx_source *source,
                 fx_outcome *outcome);
