@@ -71,8 +71,7 @@ void tr_gradients_init(tr_gradients *gradients, const tr_local_params *local, co
     }
     tr_bucket_reducer_init(&gradients->reducer, items, local->num_items,
                            (int64_t)(cfg->parallel.bucket_mb * 1e6), mesh->data_size, mesh->data,
-                           cfg->parallel.zero == 0, tr_dtype_size(cfg->train.precision), comm,
-                           workspace);
+                           cfg->parallel.zero == 0, comm, workspace);
     tr_free(items);
     replica_buffers_init(gradients, comm, workspace);
 }

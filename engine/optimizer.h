@@ -1,6 +1,6 @@
-/* The optimizer of one rank: fp32 master weights and moments of its share, and the compute copies made from them.
+/* The optimizer of one rank: fp32 master weights and moments of its share; engine/weights.h takes what changed to all who read it.
  *
- * A tied head has no state: its gradient, reduced on the stage that used it, is added to the embedding's on the first stage, and the updated compute copy goes back.
+ * A tied head has no state: its gradient, reduced on the stage that used it, is added to the embedding's on the first stage.
  * One thread; all ranks make the same calls. */
 #ifndef TR_ENGINE_OPTIMIZER_H
 #define TR_ENGINE_OPTIMIZER_H
@@ -10,24 +10,17 @@
 typedef struct tr_optimizer {
     tr_stage *stage;
     int64_t num_updates; /* Adam's t: updates applied so far */
-    tr_group *pipeline;  /* set after init; NULL with one stage */
-    float
-        *tied_source; /* communication memory for a tied interval; NULL when nothing is exchanged */
-    float *tied_received; /* first stage: the head's gradient */
-    tr_event tied_event;
-    void **weights; /* [items] compute copies */
 } tr_optimizer;
 
 void tr_optimizer_init(tr_optimizer *optimizer, tr_stage *stage);
-void tr_optimizer_clear(tr_optimizer *optimizer);
 
 /* After tr_stage_train: adds a tied head's gradient to the embedding's. Posted between first and last stage. */
 tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer);
 /* Adds the exact squares of this rank's share of the gradients, each parameter once over all ranks, to limbs [TR_SQUARE_SUM_LIMBS]. */
 tr_status tr_optimizer_square_sum(tr_optimizer *optimizer, int64_t *limbs);
-/* One update with gradients multiplied by grad_scale; compute copies everywhere afterwards. */
+/* One update with gradients multiplied by grad_scale; the next pass has the new weights. */
 tr_status tr_optimizer_update(tr_optimizer *optimizer, double lr, double grad_scale);
-/* Compute copies of all ranks from masters (after initialisation or a load). */
+/* Weights of the next pass from masters (after initialisation or a load). */
 tr_status tr_optimizer_spread(tr_optimizer *optimizer);
 /* Row of the first parameter in this rank's share with a non-finite gradient, or -1. */
 int tr_optimizer_find_non_finite(const tr_optimizer *optimizer);

@@ -122,21 +122,28 @@ tr_status tr_run_count_bytes(const tr_config *cfg, const tr_mesh *mesh, tr_devic
     tr_optimizer_init(&optimizer, &stage);
     for (int c = 0; c < TR_MEM_NUM; c++)
         bytes[c] = arenas[c].peak;
-    tr_optimizer_clear(&optimizer);
     tr_stage_clear(&stage);
     return TR_OK;
 }
 
+/* ZeRO 3's parameters are what peers gather from, so they lie behind the communication memory proper. */
 static tr_status memory_create(tr_run *run)
 {
+    bool sharded = tr_weights_kind_of(&run->cfg, &run->mesh) == TR_WEIGHTS_SHARDED;
+    void *shared;
+    TR_TRY(tr_world_comm_memory(
+        run->world,
+        run->bytes[TR_MEM_COMMUNICATION] + (sharded ? run->bytes[TR_MEM_PARAMETERS] : 0), &shared));
     for (int c = 0; c < TR_MEM_NUM; c++) {
         void *memory = NULL;
         if (c == TR_MEM_COMMUNICATION)
-            TR_TRY(tr_world_comm_memory(run->world, run->bytes[c], &memory));
-        else if (run->bytes[c] > 0)
+            memory = shared;
+        else if (c == TR_MEM_PARAMETERS && sharded)
+            memory = (unsigned char *)shared + run->bytes[TR_MEM_COMMUNICATION];
+        else if (run->bytes[c] > 0) {
             TR_TRY(run->device->memory_create(run->device, run->bytes[c], &run->memory[c]));
-        if (c != TR_MEM_COMMUNICATION)
             memory = run->memory[c];
+        }
         tr_arena_init(&run->arenas[c], (tr_mem_category)c, memory, run->bytes[c]);
     }
     return TR_OK;
@@ -261,7 +268,6 @@ static tr_status stage_create(tr_run *run)
     TR_TRY(memory_create(run));
     TR_TRY(tr_stage_init(&run->stage, &run->cfg, &run->mesh, run->device, run->arenas));
     tr_optimizer_init(&run->optimizer, &run->stage);
-    run->optimizer.pipeline = run->pipeline;
     TR_TRY(tr_stage_connect(&run->stage, run->tensor, run->kv, run->data, run->pipeline));
     tr_scaler_init(&run->scaler, &run->cfg);
     for (int i = 0; i < run->stage.local.num_items; i++)
@@ -297,7 +303,6 @@ void tr_run_close(tr_run *run)
         return;
     tr_feed_close(run->train_feed);
     tr_feed_close(run->valid_feed);
-    tr_optimizer_clear(&run->optimizer);
     tr_stage_clear(&run->stage);
     tr_group_destroy(run->pipeline);
     tr_group_destroy(run->data);

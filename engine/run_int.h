@@ -19,8 +19,8 @@ struct tr_run {
         *pipeline; /* NULL for axes of size 1 (all: NULL with one rank) */
     tr_device *device;
     tr_arena arenas[TR_MEM_NUM];
-    void *
-        memory[TR_MEM_NUM]; /* the device's backing; NULL for communication, which is the world's */
+    void *memory
+        [TR_MEM_NUM]; /* the device's backing; NULL for communication (with ZeRO 3 also parameters), which is the world's */
     size_t bytes[TR_MEM_NUM];
     tr_stage stage;
     tr_optimizer optimizer;

@@ -97,12 +97,27 @@ static void state_init(tr_stage *stage)
 {
     tr_arena *arenas = stage->arenas;
     size_t state_bytes = (size_t)stage->local.num_state * sizeof(float);
-    stage->weights = tr_arena_alloc(&arenas[TR_MEM_PARAMETERS],
-                                    (size_t)stage->local.num_weights * stage->model.item);
     stage->master = tr_arena_alloc(&arenas[TR_MEM_OPTIMIZER], state_bytes);
     if (stage->cfg->train.optimizer == TR_OPTIMIZER_ADAMW) {
         stage->m = tr_arena_alloc(&arenas[TR_MEM_OPTIMIZER], state_bytes);
         stage->v = tr_arena_alloc(&arenas[TR_MEM_OPTIMIZER], state_bytes);
+    }
+}
+
+/* Where the model finds its weights. */
+static void weights_init(tr_stage *stage)
+{
+    const tr_config *cfg = stage->cfg;
+    bool sharded = tr_weights_kind_of(cfg, &stage->mesh) == TR_WEIGHTS_SHARDED;
+    tr_tied_init(&stage->tied, &stage->local, cfg, &stage->mesh, sharded ? 0 : stage->model.item,
+                 &stage->arenas[TR_MEM_COMMUNICATION], &stage->arenas[TR_MEM_WORKSPACE]);
+    tr_weights_init(&stage->weights, cfg, &stage->mesh, &stage->local, stage->device, stage->master,
+                    &stage->tied, stage->schedule, stage->evaluation, stage->arenas);
+    for (int i = 0; i < stage->local.num_items; i++) {
+        const tr_local_param *item = &stage->local.items[i];
+        int row = item->param->layer < 0 ? (int)cfg->model.layers : item->param->layer;
+        stage->model.weights[row][item->param->role].weight =
+            tr_weights_place(&stage->weights, item);
     }
 }
 
@@ -168,6 +183,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
                   &arenas[TR_MEM_COMMUNICATION], &arenas[TR_MEM_ACTIVATIONS],
                   &arenas[TR_MEM_WORKSPACE]);
     state_init(stage);
+    weights_init(stage);
     tr_gradients_init(&stage->gradients, &stage->local, cfg, mesh, device,
                       &arenas[TR_MEM_GRADIENTS], &arenas[TR_MEM_COMMUNICATION],
                       &arenas[TR_MEM_WORKSPACE]);
@@ -176,11 +192,6 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     chunks_init(stage);
     transfers_init(stage);
     workspace_init(stage);
-    for (int i = 0; i < stage->local.num_items; i++) {
-        const tr_local_param *item = &stage->local.items[i];
-        int row = item->param->layer < 0 ? (int)cfg->model.layers : item->param->layer;
-        stage->model.weights[row][item->param->role].weight = tr_stage_weight(stage, item);
-    }
     return TR_OK;
 }
 
@@ -207,6 +218,7 @@ void tr_stage_clear(tr_stage *stage)
         chunk_clear(&stage->chunks[c]);
     tr_free(stage->chunks);
     tr_gradients_clear(&stage->gradients);
+    tr_weights_clear(&stage->weights);
     tr_model_clear(&stage->model);
     tr_local_params_clear(&stage->local);
     tr_param_table_clear(&stage->table);
@@ -215,13 +227,8 @@ void tr_stage_clear(tr_stage *stage)
     *stage = (tr_stage){0};
 }
 
-void *tr_stage_weight(const tr_stage *stage, const tr_local_param *item)
-{
-    return (void *)((uintptr_t)stage->weights + (uintptr_t)item->weight_offset * stage->model.item);
-}
-
-/* Operations that a group may have in flight at once: two buckets and their gathers; the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
-enum { DATA_OPERATIONS = 4, TENSOR_OPERATIONS = 7 };
+/* Sums that a group may have in flight at once: two buckets; the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
+enum { DATA_SUMS = 2, TENSOR_SUMS = 7 };
 
 static void sums_reserve(tr_group *group, int64_t elements_per_rank, int num_operations)
 {
@@ -244,10 +251,10 @@ static void groups_reserve(const tr_stage *stage, tr_group *tensor, tr_group *kv
     int64_t size = model->tensor.size, shard = 0;
     for (int i = 0; i < reducer->num_buckets * reducer->size; i++)
         shard = most(shard, reducer->counts[i]);
-    sums_reserve(data, shard, DATA_OPERATIONS);
+    sums_reserve(data, shard, DATA_SUMS);
     int64_t elements = most(model->R * model->H, 2 * model->R);
     elements = most(elements, stage->gradients.replica_elements);
-    sums_reserve(tensor, (elements + size - 1) / size, TENSOR_OPERATIONS);
+    sums_reserve(tensor, (elements + size - 1) / size, TENSOR_SUMS);
     sums_reserve(kv, stage->gradients.replica_elements, 1);
 }
 
@@ -259,6 +266,8 @@ tr_status tr_stage_connect(tr_stage *stage, tr_group *tensor, tr_group *kv, tr_g
     stage->gradients.replica_groups[TR_REPLICA_ROWS] = tensor;
     stage->gradients.replica_groups[TR_REPLICA_KV] = kv;
     stage->gradients.reducer.group = data;
+    stage->weights.gather.group = data;
+    stage->tied.pipeline = pipeline;
     const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
                                    pipeline, transfer_bytes(stage), stage->send_memory,

@@ -7,6 +7,7 @@
 
 #include "engine/gradients.h"
 #include "engine/model/model.h"
+#include "engine/weights.h"
 #include "parallel/pipeline_exec.h"
 
 typedef struct tr_slot {
@@ -43,7 +44,8 @@ typedef struct tr_stage {
     tr_local_params local;
     tr_model model;
     tr_gradients gradients;
-    void *weights;         /* compute copy, local.num_weights */
+    tr_tied tied;
+    tr_weights weights;
     float *master, *m, *v; /* local.num_state each; m and v NULL under sgd */
     int num_chunks;
     tr_chunk *chunks;
@@ -70,8 +72,5 @@ tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int
                          float grad_scale);
 /* Forward only, dropout off; stage->loss. */
 tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches);
-
-/* The weight (compute copy) of an item. */
-void *tr_stage_weight(const tr_stage *stage, const tr_local_param *item);
 
 #endif

@@ -20,16 +20,20 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
     const tr_chunk *chunk = chunk_of(stage, number);
     tr_slot *slot = &chunk->slots[slot_number];
     const tr_microbatch *batch = &stage->microbatches[microbatch];
-    if (chunk->first)
+    if (chunk->first) {
+        TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_EMBEDDING));
         TR_TRY(tr_embed_run_forward(model, batch, slot->x[0]));
+    }
     for (int l = 0; l < chunk->num_layers; l++) {
         bool leaves = l == chunk->num_layers - 1 && !chunk->last;
+        TR_TRY(tr_weights_acquire(&stage->weights, chunk->first_layer + l));
         TR_TRY(tr_block_forward(model, chunk->first_layer + l, batch, &slot->blocks[l], slot->x[l],
                                 leaves ? output : slot->x[l + 1]));
     }
-    if (chunk->last)
-        return tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss);
-    return TR_OK;
+    if (!chunk->last)
+        return TR_OK;
+    TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_HEAD));
+    return tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss);
 }
 
 /* Points the chunk's weight gradients into a flat buffer. */
@@ -81,6 +85,13 @@ static void *stream_gradient(const backward_pass *pass, int l)
                                  : pass->stage->stream[(pass->chunk->num_layers - l) % 2];
 }
 
+/* Input gradients read a unit's weights; weight gradients do not. */
+static tr_status weights_read(tr_stage *stage, int unit)
+{
+    bool read = (stage->model.parts & TR_BACKWARD_INPUT) != 0;
+    return read ? tr_weights_acquire(&stage->weights, unit) : TR_OK;
+}
+
 /* The head, or what was received: makes the gradient of the chunk's last block's output. */
 static tr_status backward_top(const backward_pass *pass, const void **dy)
 {
@@ -89,10 +100,12 @@ static tr_status backward_top(const backward_pass *pass, const void **dy)
     const tr_chunk *chunk = pass->chunk;
     void *dx = stream_gradient(pass, chunk->num_layers);
     *dy = dx;
-    if (chunk->last)
+    if (chunk->last) {
+        TR_TRY(weights_read(stage, TR_UNIT_HEAD));
         return tr_head_backward(model, &stage->microbatches[pass->microbatch], &pass->slot->head,
                                 pass->pending != NULL ? &pass->pending->head : NULL,
                                 pass->slot->x[chunk->num_layers], stage->grad_scale, dx);
+    }
     if (pass->pending == NULL)
         *dy = pass->grad_output;
     else if (model->parts & TR_BACKWARD_INPUT) /* grad_output does not last */
@@ -120,6 +133,7 @@ static tr_status backward_run(const backward_pass *pass, unsigned parts)
                            chunk->first_layer + chunk->num_layers));
     for (int l = chunk->num_layers - 1; l >= 0; l--) {
         void *dx = stream_gradient(pass, l);
+        TR_TRY(weights_read(stage, chunk->first_layer + l));
         TR_TRY(tr_block_backward(model, chunk->first_layer + l, batch, &pass->slot->blocks[l],
                                  pass->pending != NULL ? &pass->pending->blocks[l] : NULL,
                                  pass->slot->x[l], dy, dx));
@@ -202,8 +216,10 @@ tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int
     stage->grad_scale = grad_scale;
     loss_reset(stage);
     tr_gradients_step_begin(&stage->gradients);
+    TR_TRY(tr_weights_pass_begin(&stage->weights, true));
     TR_TRY(tr_pipeline_exec_run(stage->train_exec));
-    return tr_gradients_finish(&stage->gradients);
+    TR_TRY(tr_gradients_finish(&stage->gradients));
+    return tr_weights_pass_end(&stage->weights);
 }
 
 tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches)
@@ -211,5 +227,7 @@ tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches)
     stage->microbatches = microbatches;
     stage->model.training = false;
     loss_reset(stage);
-    return tr_pipeline_exec_run(stage->eval_exec);
+    TR_TRY(tr_weights_pass_begin(&stage->weights, false));
+    TR_TRY(tr_pipeline_exec_run(stage->eval_exec));
+    return tr_weights_pass_end(&stage->weights);
 }

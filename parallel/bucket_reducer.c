@@ -32,13 +32,10 @@ static void buckets_form(tr_bucket_reducer *reducer, const tr_bucket_item *items
 
 void tr_bucket_reducer_init(tr_bucket_reducer *reducer, const tr_bucket_item *items, int num_items,
                             int64_t bucket_bytes, int size, int rank, bool everywhere,
-                            size_t weight_bytes, tr_arena *comm, tr_arena *workspace)
+                            tr_arena *comm, tr_arena *workspace)
 {
-    *reducer = (tr_bucket_reducer){.size = size,
-                                   .rank = rank,
-                                   .everywhere = everywhere,
-                                   .weight_bytes = weight_bytes,
-                                   .num_items = num_items};
+    *reducer = (tr_bucket_reducer){
+        .size = size, .rank = rank, .everywhere = everywhere, .num_items = num_items};
     reducer->item_counts = TR_NEW_ARRAY(int64_t, (size_t)num_items);
     for (int i = 0; i < num_items; i++)
         reducer->item_counts[i] = items[i].count;
@@ -65,9 +62,8 @@ void tr_bucket_reducer_init(tr_bucket_reducer *reducer, const tr_bucket_item *it
         reducer->slots[s].packed = tr_arena_alloc(comm, (size_t)max_total * sizeof(float));
         reducer->slots[s].shard = tr_arena_alloc(comm, (size_t)max_shard * sizeof(float));
     }
-    size_t gathered_item = everywhere ? sizeof(float) : weight_bytes;
-    if (size > 1)
-        reducer->gathered = tr_arena_alloc(workspace, (size_t)max_total * gathered_item);
+    if (everywhere && size > 1)
+        reducer->gathered = tr_arena_alloc(workspace, (size_t)max_total * sizeof(float));
 }
 
 void tr_bucket_reducer_clear(tr_bucket_reducer *reducer)
@@ -143,29 +139,5 @@ tr_status tr_bucket_reduce_finish(tr_bucket_reducer *reducer, float *const *grad
     for (int s = 0; s < TR_BUCKET_SLOTS; s++)
         TR_TRY(slot_complete(reducer, &reducer->slots[(reducer->next_slot + s) % TR_BUCKET_SLOTS],
                              grads));
-    return TR_OK;
-}
-
-tr_status tr_bucket_gather_buffer(tr_bucket_reducer *reducer, int bucket, void **shard)
-{
-    tr_bucket_slot *slot = &reducer->slots[reducer->next_slot];
-    TR_TRY(tr_event_wait(&slot->packed_event));
-    TR_TRY(tr_event_wait(&slot->shard_event));
-    slot->bucket = bucket;
-    *shard = slot->shard;
-    return TR_OK;
-}
-
-tr_status tr_bucket_gather(tr_bucket_reducer *reducer, int bucket, void *const *weights)
-{
-    tr_bucket_slot *slot = &reducer->slots[reducer->next_slot];
-    TR_ASSERT(slot->bucket == bucket);
-    slot->bucket = -1;
-    reducer->next_slot = (reducer->next_slot + 1) % TR_BUCKET_SLOTS;
-    TR_TRY(tr_group_all_gather(reducer->group, slot->shard,
-                               &reducer->counts[bucket * reducer->size], reducer->weight_bytes,
-                               reducer->gathered, &slot->shard_event));
-    TR_TRY(tr_event_wait_result(&slot->shard_event));
-    segments_copy(reducer, bucket, -1, reducer->weight_bytes, reducer->gathered, weights, true);
     return TR_OK;
 }

@@ -1,4 +1,4 @@
-/* Data parallelism: buckets of gradients reduced over the data group, and updated shards gathered back (ZeRO, Rajbhandari et al. 2020).
+/* Data parallelism: buckets of gradients reduced over the data group (ZeRO, Rajbhandari et al. 2020).
  *
  * Items are tensors in the order in which backward finishes them; consecutive items form buckets of about `bucket_bytes` of fp32 gradient.
  * A bucket is packed by owner (parallel/shard_map.h cuts each item), reduce-scattered in the fixed tree order, and the reduced shard is put
@@ -22,8 +22,7 @@ typedef struct tr_bucket_item {
 typedef struct tr_bucket_slot {
     int bucket;    /* in flight, or -1 */
     float *packed; /* communication memory: one segment per owner */
-    void *
-        shard; /* communication memory: this rank's segment, reduced gradients or updated weights */
+    float *shard;  /* communication memory: this rank's segment, reduced */
     tr_event packed_event, shard_event;
 } tr_bucket_slot;
 
@@ -31,30 +30,24 @@ typedef struct tr_bucket_reducer {
     tr_group *group; /* NULL in the counting pass */
     int size, rank;
     bool everywhere;
-    size_t weight_bytes; /* of one element of the compute copy */
     int num_items, num_buckets;
     int64_t *item_counts;
     int *bucket_first; /* [num_buckets + 1] item numbers */
     int64_t *counts;   /* [num_buckets][size] elements of each owner's segment */
     tr_bucket_slot slots[TR_BUCKET_SLOTS];
     int next_slot;
-    void *gathered; /* all segments of a bucket after a gather */
+    float *gathered; /* everywhere: all reduced segments of a bucket */
 } tr_bucket_reducer;
 
 /* Sources are laid out in `comm`, the rest in `workspace`. With size 1 buckets exist (they pace the caller) but have no memory. */
 void tr_bucket_reducer_init(tr_bucket_reducer *reducer, const tr_bucket_item *items, int num_items,
                             int64_t bucket_bytes, int size, int rank, bool everywhere,
-                            size_t weight_bytes, tr_arena *comm, tr_arena *workspace);
+                            tr_arena *comm, tr_arena *workspace);
 void tr_bucket_reducer_clear(tr_bucket_reducer *reducer);
 
 /* grads[i]: this rank's finished sums of item i, for all items. Posts; earlier buckets may be completed on the way. */
 tr_status tr_bucket_reduce_post(tr_bucket_reducer *reducer, int bucket, float *const *grads);
 /* Completes all posted buckets. */
 tr_status tr_bucket_reduce_finish(tr_bucket_reducer *reducer, float *const *grads);
-
-/* The buffer to fill with this rank's updated intervals of the bucket's items, one after the other, in the compute dtype. */
-tr_status tr_bucket_gather_buffer(tr_bucket_reducer *reducer, int bucket, void **shard);
-/* Gathers it over the group into weights[i] (all of item i). */
-tr_status tr_bucket_gather(tr_bucket_reducer *reducer, int bucket, void *const *weights);
 
 #endif

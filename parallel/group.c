@@ -152,11 +152,16 @@ tr_op *tr_group_small_begin(tr_group *group, tr_op_kind kind)
     return activate(group, TR_GROUP_SMALL, kind);
 }
 
-static int free_slot(const tr_group *group)
+/* Sums take the first free slot, since memory is reserved for the first ones; what receives in place takes the last. */
+static int free_slot(const tr_group *group, tr_op_kind kind)
 {
-    for (int i = 0; i < TR_GROUP_SLOTS; i++)
-        if (!group->ops[i].active)
-            return i;
+    bool sum =
+        kind == TR_OP_REDUCE_SCATTER || kind == TR_OP_ALL_REDUCE || kind == TR_OP_ALL_REDUCE_MAX;
+    for (int i = 0; i < TR_GROUP_SLOTS; i++) {
+        int slot = sum ? i : TR_GROUP_SLOTS - 1 - i;
+        if (!group->ops[slot].active)
+            return slot;
+    }
     return -1;
 }
 
@@ -173,10 +178,10 @@ static tr_op *op_of(const tr_event *event)
 static tr_status op_begin(tr_group *group, tr_op_kind kind, tr_event *event, tr_op **out)
 {
     TR_ASSERT(op_of(event) == NULL);
-    int slot = free_slot(group);
+    int slot = free_slot(group, kind);
     while (slot < 0) {
         TR_TRY(tr_group_wait_op(group, &group->ops[group->active[0]], false));
-        slot = free_slot(group);
+        slot = free_slot(group, kind);
     }
     tr_op *op = activate(group, slot, kind);
     *event = (tr_event){.group = group, .slot = (uint32_t)slot, .generation = op->generation};

@@ -51,7 +51,7 @@ int tr_group_rank(const tr_group *group); /* this process's place in the group *
 const char *tr_group_name(const tr_group *group);
 const tr_group_stats *tr_group_get_stats(const tr_group *group);
 
-/* At set-up: memory for up to `num_ops` (<= 64) operations in flight at once that each receive up to `bytes` before they add (a sum over s ranks with m
+/* At set-up: memory for up to `num_ops` (<= 64) sums in flight at once that each receive up to `bytes` before they add (a sum over s ranks with m
  * elements of result per rank: (s - 1) * m * 4). Without it that memory grows on first use. Nothing is needed in shared memory. */
 void tr_group_reserve(tr_group *group, size_t bytes, int num_ops);
 

@@ -418,7 +418,8 @@ const tr_setting tr_settings[] = {
      AT(parallel, overlap),
      .initial = "true",
      BOOL,
-     .meaning = "reduce buckets while the last backward pass goes on"},
+     .meaning =
+         "reduce gradients under the last backward pass, gather weights under forward passes"},
     {.name = "parallel.inside",
      LAYOUT,
      AT(parallel, inside),

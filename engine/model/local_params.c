@@ -76,6 +76,33 @@ static bool row_in_chunk(const tr_param *row, int first_layer, int num_layers, b
     return last;
 }
 
+int tr_param_unit(const tr_param *param)
+{
+    if (param->layer >= 0)
+        return param->layer;
+    bool embedding = param->role == TR_ROLE_EMBED || param->role == TR_ROLE_POSITION;
+    return embedding ? TR_UNIT_EMBEDDING : TR_UNIT_HEAD;
+}
+
+/* The items of a unit follow one another. */
+static void units_find(tr_local_params *local)
+{
+    local->unit_first = TR_NEW_ARRAY(int, (size_t)local->num_items + 1);
+    for (int i = 0; i < local->num_items; i++)
+        if (i == 0 ||
+            tr_param_unit(local->items[i].param) != tr_param_unit(local->items[i - 1].param))
+            local->unit_first[local->num_units++] = i;
+    local->unit_first[local->num_units] = local->num_items;
+}
+
+int tr_local_unit(const tr_local_params *local, int unit)
+{
+    for (int u = 0; u < local->num_units; u++)
+        if (tr_param_unit(local->items[local->unit_first[u]].param) == unit)
+            return u;
+    return -1;
+}
+
 static void item_add(tr_local_params *local, const tr_param_table *table, int row, int chunk,
                      const tr_config *cfg, const tr_mesh *mesh)
 {
@@ -125,6 +152,7 @@ void tr_local_params_init(tr_local_params *local, const tr_param_table *table, c
         local->chunk_items[c] = local->num_items - local->chunk_first[c];
         local->chunk_end[c] = local->num_elements;
     }
+    units_find(local);
     if (cfg->derived.head_stage == 0)
         for (int i = 0; i < local->num_items; i++)
             if (local->items[i].param->tied_to >= 0)
@@ -139,6 +167,7 @@ void tr_local_params_clear(tr_local_params *local)
     tr_free(local->chunk_items);
     tr_free(local->chunk_begin);
     tr_free(local->chunk_end);
+    tr_free(local->unit_first);
     *local = (tr_local_params){0};
 }
 

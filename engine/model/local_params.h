@@ -1,6 +1,7 @@
 /* The parameters of one rank: its cut of each row of the table that its chunks hold, and their places in the flat buffers.
  *
- * Order is the order in which backward finishes gradients: the rank's chunks from the last to the first, inside a chunk from the head to the embedding. Every
+ * Order is the order in which backward finishes gradients: the rank's chunks from the last to the first, inside a chunk from the head to the embedding. Forward
+ * passes read them in the opposite order. What a pass works with at a time is a unit: a layer, the embedding with its positions, or the head with its norm. Every
  * parameter starts at a 256-byte boundary of the compute copy and of the fp32 gradients. */
 #ifndef TR_ENGINE_MODEL_LOCAL_PARAMS_H
 #define TR_ENGINE_MODEL_LOCAL_PARAMS_H
@@ -28,6 +29,9 @@ typedef struct tr_local_param {
     bool counted;         /* this tensor rank counts it in the norm and saves it */
 } tr_local_param;
 
+/* A unit is named by its layer, or as one of these. */
+enum { TR_UNIT_HEAD = -1, TR_UNIT_EMBEDDING = -2 };
+
 typedef struct tr_local_params {
     tr_local_param *items;
     int num_items;
@@ -38,6 +42,8 @@ typedef struct tr_local_params {
     int *chunk_first,
         *chunk_items; /* [num_chunks] first item and number of items of a local chunk */
     int64_t *chunk_begin, *chunk_end; /* [num_chunks] elements of the gradients */
+    int num_units;
+    int *unit_first; /* [num_units + 1] first item of a unit */
 } tr_local_params;
 
 /* chunk_layers: layers of every global chunk (config.derived). zero: 0 or 1. Pure but for set-up memory. */
@@ -48,6 +54,11 @@ void tr_local_params_clear(tr_local_params *local);
 /* The item of a role in a layer (-1: outside layers) or NULL. */
 const tr_local_param *tr_local_param_find(const tr_local_params *local, tr_param_role role,
                                           int layer);
+
+/* The unit that a parameter belongs to. */
+int tr_param_unit(const tr_param *param);
+/* Index of a unit among those of this rank, or -1. */
+int tr_local_unit(const tr_local_params *local, int unit);
 
 /* First layer of a global chunk. */
 int tr_chunk_first_layer(const tr_config *cfg, int chunk);

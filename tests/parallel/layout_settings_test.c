@@ -11,7 +11,7 @@
  *     parallel.zero            bytes of the optimizer; bytes on the data group
  *     parallel.sequence        rows of a norm; operations of the tensor group; bytes of activations
  *     parallel.bucket_mb       operations of the data group; bytes of communication memory
- *     parallel.overlap         operations of the data group when the last weight gradient is computed
+ *     parallel.overlap         operations of the data group when the last weight gradient is computed, and at the fourth attention
  *     parallel.inside          the transport's name
  *     parallel.timeout_s       a step with a rank that sleeps ends in time, or not
  *     memory.recompute         forward operations of a step; bytes of activations
@@ -35,8 +35,9 @@ static struct {
     fx_run *fx;
     int64_t weight_products, attentions, activations, norm_rows;
     double multiplies;
-    uint64_t data_operations; /* of the data group when the last weight gradient was computed */
-    int sleep_s;              /* before the next weight gradient */
+    uint64_t data_operations;    /* of the data group when the last weight gradient was computed */
+    uint64_t forward_operations; /* of the data group when the fourth attention was computed */
+    int sleep_s;                 /* before the next weight gradient */
 } counted;
 
 static tr_status counted_matmul(tr_device *device, const tr_matmul *args)
@@ -55,7 +56,8 @@ static tr_status counted_matmul(tr_device *device, const tr_matmul *args)
 
 static tr_status counted_attention(tr_device *device, const tr_attention *args)
 {
-    counted.attentions++;
+    if (++counted.attentions == 4 && counted.fx->run != NULL && counted.fx->run->data != NULL)
+        counted.forward_operations = tr_group_get_stats(counted.fx->run->data)->num_operations;
     return counted.real->attention_forward(device, args);
 }
 
@@ -95,7 +97,8 @@ typedef struct group_counts {
 
 typedef struct footprint {
     double weight_products, multiplies, attentions, activations, norm_rows;
-    double early_operations; /* of the data group, posted before the last weight gradient */
+    double early_operations;   /* of the data group, posted before the last weight gradient */
+    double forward_operations; /* of the data group, posted before the fourth attention */
     group_counts data, tensor, pipeline;
     double in_flight;
     double memory[TR_MEM_NUM];
@@ -149,6 +152,7 @@ static footprint footprint_take(fx_job *job, const char *layout)
         f.activations = (double)counted.activations;
         f.norm_rows = (double)counted.norm_rows;
         f.early_operations = (double)counted.data_operations - data.operations;
+        f.forward_operations = (double)counted.forward_operations - data.operations;
         f.data = counts_less(counts_of(run->data), data);
         f.tensor = counts_less(counts_of(run->tensor), tensor);
         f.pipeline = counts_less(counts_of(run->pipeline), pipeline);
@@ -239,7 +243,8 @@ static void data_settings(fx_job *job)
                   footprint_take(job, "parallel.data=4 train.precision=bf16 parallel.zero=0");
     expect(job, half.data.bytes < 0.8 * half_zero.data.bytes, "zero: bytes", half.data.bytes,
            half_zero.data.bytes);
-    expect(job, large.data.operations == 2 && one.data.operations >= 20, "bucket_mb: operations",
+    /* One sum, and weights of 6 units. */
+    expect(job, large.data.operations == 7 && one.data.operations >= 20, "bucket_mb: operations",
            large.data.operations, one.data.operations);
     expect(job, one.memory[TR_MEM_COMMUNICATION] < 0.5 * large.memory[TR_MEM_COMMUNICATION],
            "bucket_mb: communication memory", one.memory[TR_MEM_COMMUNICATION],
@@ -247,6 +252,10 @@ static void data_settings(fx_job *job)
     expect(job, one.early_operations >= 10 && late.early_operations == 0,
            "overlap: operations under the backward pass", one.early_operations,
            late.early_operations);
+    /* Weights of the embedding and three layers at least. */
+    expect(job, large.forward_operations >= 4 && late.forward_operations == 0,
+           "overlap: operations under the forward pass", large.forward_operations,
+           late.forward_operations);
     expect(job, one.data.operations == late.data.operations, "overlap: operations",
            one.data.operations, late.data.operations);
 }
