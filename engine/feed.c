@@ -27,6 +27,7 @@ struct tr_feed {
     tr_feed_options options;
     tr_feed_info info;
     tr_token_file *file;
+    int *microbatches;           /* [M] */
     unsigned char *storage;      /* of all slots and the row */
     int32_t *row;                /* [T + 1], the loader's */
     uint64_t key_epoch, key;     /* the loader's: the permutation key of one epoch */
@@ -157,10 +158,9 @@ static tr_status load_step(tr_feed *feed, uint64_t step, feed_slot *slot)
     const tr_feed_options *options = &feed->options;
     size_t length = (size_t)options->seq_len;
     describe(feed, step, slot);
-    uint64_t base =
-        slot->first_sample + (uint64_t)options->first_microbatch * (uint64_t)options->micro_batch;
+    size_t rows = (size_t)options->micro_batch;
     for (size_t r = 0; r < num_rows(options); r++) {
-        uint64_t n = base + r;
+        uint64_t n = slot->first_sample + (uint64_t)feed->microbatches[r / rows] * rows + r % rows;
         int32_t *tokens = slot->tokens + r * length, *labels = slot->labels + r * length;
         slot->samples[r] = n;
         if (options->shuffle)
@@ -243,9 +243,10 @@ static void check_options(const tr_feed_options *options)
 {
     TR_ASSERT(options->seq_len > 0 && options->micro_batch > 0 && options->global_batch > 0);
     TR_ASSERT(options->global_batch % options->micro_batch == 0);
-    TR_ASSERT(options->first_microbatch >= 0 && options->num_microbatches > 0);
-    TR_ASSERT(options->first_microbatch + options->num_microbatches <=
-              options->global_batch / options->micro_batch);
+    TR_ASSERT(options->num_microbatches > 0);
+    for (int m = 0; m < options->num_microbatches; m++)
+        TR_ASSERT(options->microbatches[m] >= 0 &&
+                  options->microbatches[m] < options->global_batch / options->micro_batch);
     TR_ASSERT(options->prefetch >= 2 && options->vocab > 0);
     TR_ASSERT(options->shuffle || options->first_sample == 0);
 }
@@ -257,6 +258,10 @@ tr_status tr_feed_open(tr_feed **out, const tr_feed_options *options)
     tr_feed *feed = tr_alloc(1, sizeof *feed + (size_t)num_slots * sizeof(feed_slot));
     feed->options = *options;
     feed->num_slots = num_slots;
+    feed->microbatches = TR_NEW_ARRAY(int, (size_t)options->num_microbatches);
+    memcpy(feed->microbatches, options->microbatches,
+           (size_t)options->num_microbatches * sizeof(int));
+    feed->options.microbatches = feed->microbatches; /* the caller's need not last */
     feed->key_epoch = UINT64_MAX;
     pthread_mutex_init(&feed->mutex, NULL);
     pthread_cond_init(&feed->filled, NULL);
@@ -289,6 +294,7 @@ void tr_feed_close(tr_feed *feed)
     pthread_mutex_destroy(&feed->mutex);
     tr_token_file_close(feed->file);
     tr_free(feed->storage);
+    tr_free(feed->microbatches);
     tr_free(feed);
 }
 

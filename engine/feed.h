@@ -32,17 +32,17 @@
 typedef struct tr_feed tr_feed;
 
 typedef struct tr_feed_options {
-    const char *path;      /* token file; any form that tr_token_file_open takes */
-    int seq_len;           /* T */
-    int micro_batch;       /* B, sequences per microbatch */
-    int global_batch;      /* sequences per step of the whole job, a multiple of micro_batch */
-    int first_microbatch;  /* of this rank, inside the global batch */
-    int num_microbatches;  /* of this rank, M */
-    int32_t vocab;         /* every id must be below it */
-    int prefetch;          /* steps read ahead, >= 2; bounds the memory */
-    bool shuffle;          /* training; false: in order, for evaluation */
-    uint64_t seed;         /* shuffled only */
-    uint64_t first_sample; /* the data position to start at; shuffled only, 0 otherwise */
+    const char *path;        /* token file; any form that tr_token_file_open takes */
+    int seq_len;             /* T */
+    int micro_batch;         /* B, sequences per microbatch */
+    int global_batch;        /* sequences per step of the whole job, a multiple of micro_batch */
+    const int *microbatches; /* [M] numbers in the global batch of this rank's; copied */
+    int num_microbatches;    /* of this rank, M */
+    int32_t vocab;           /* every id must be below it */
+    int prefetch;            /* steps read ahead, >= 2; bounds the memory */
+    bool shuffle;            /* training; false: in order, for evaluation */
+    uint64_t seed;           /* shuffled only */
+    uint64_t first_sample;   /* the data position to start at; shuffled only, 0 otherwise */
     /* In order only: steps after which it starts again at sample 0. 0, or more than the data has:
      * after all samples, each counted once. */
     uint64_t pass_steps;

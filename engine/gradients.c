@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "parallel/reduce_tree.h"
+#include "parallel/shard_map.h"
 
 static tr_replica_kind replica_kind(const tr_gradients *gradients, const tr_local_param *item)
 {
@@ -47,86 +47,150 @@ static void replica_buffers_init(tr_gradients *gradients, tr_arena *comm, tr_are
     gradients->replica_sum = tr_arena_alloc(workspace, (size_t)most * sizeof(float));
 }
 
+/* Where a unit's items begin among the elements of all. */
+static int64_t unit_offset(const tr_local_params *local, int unit)
+{
+    return unit < local->num_units ? local->items[local->unit_first[unit]].offset
+                                   : local->num_elements;
+}
+
+static int unit_chunk(const tr_local_params *local, int unit)
+{
+    return local->items[local->unit_first[unit]].chunk;
+}
+
+/* Flat buffers for all items, or one that each unit's items use in turn. */
+static void buffers_init(tr_gradients *gradients, tr_arena *arena)
+{
+    const tr_local_params *local = gradients->local;
+    int64_t elements = gradients->whole ? local->num_elements : 0;
+    for (int u = 0; u < local->num_units && !gradients->whole; u++) {
+        int64_t unit = unit_offset(local, u + 1) - unit_offset(local, u);
+        elements = unit > elements ? unit : elements;
+    }
+    gradients->num_buffers = tr_leaf_num_slots(gradients->plan.local_leaves);
+    gradients->buffers = TR_NEW_ARRAY(float *, (size_t)gradients->num_buffers);
+    for (int b = 0; b < gradients->num_buffers; b++)
+        gradients->buffers[b] = tr_arena_alloc(arena, (size_t)elements * sizeof(float));
+    gradients->item_grads = TR_NEW_ARRAY(float *, (size_t)local->num_items + 1);
+    for (int u = 0; u < local->num_units; u++) {
+        int64_t first = gradients->whole ? 0 : unit_offset(local, u);
+        for (int i = local->unit_first[u]; i < local->unit_first[u + 1]; i++)
+            gradients->item_grads[i] =
+                (float *)((uintptr_t)gradients->buffers[0] +
+                          (uintptr_t)(local->items[i].offset - first) * sizeof(float));
+    }
+}
+
+/* Where the reduced gradients lie: in place when there is one exchange of whole buffers, else in accumulators of their own. */
+static void held_init(tr_gradients *gradients, tr_arena *arena)
+{
+    const tr_local_params *local = gradients->local;
+    tr_bucket_reducer *reducer = &gradients->reducer;
+    int64_t elements = 0;
+    for (int i = 0; i < local->num_items; i++) {
+        reducer->held_offset[i] = elements;
+        elements += (held_elements(&local->items[i]) + TR_SHARD_MULTIPLE - 1) / TR_SHARD_MULTIPLE *
+                    TR_SHARD_MULTIPLE;
+    }
+    bool in_place = gradients->whole && tr_reduce_num_exchanges(&gradients->plan) == 1;
+    if (!in_place) {
+        tr_shard_sums_init(&gradients->sums, &gradients->plan, elements, arena);
+        reducer->sums = &gradients->sums;
+    }
+    for (int i = 0; i < local->num_items; i++) {
+        float *base = in_place ? gradients->item_grads[i] : gradients->sums.total;
+        int64_t offset = in_place ? local->items[i].state_begin : reducer->held_offset[i];
+        reducer->held[i] = (float *)((uintptr_t)base + (uintptr_t)offset * sizeof(float));
+    }
+}
+
+/* Buckets span neither chunks, which finish in any order, nor units that share a buffer; a tied head is exchanged by itself. */
+static void reducer_init(tr_gradients *gradients, const tr_config *cfg, const tr_mesh *mesh,
+                         tr_arena *comm, tr_arena *workspace)
+{
+    const tr_local_params *local = gradients->local;
+    tr_bucket_item *items = TR_NEW_ARRAY(tr_bucket_item, (size_t)local->num_items + 1);
+    int part = 0;
+    for (int u = 0; u < local->num_units; u++) {
+        part += u > 0 && (!gradients->whole || unit_chunk(local, u) != unit_chunk(local, u - 1));
+        for (int i = local->unit_first[u]; i < local->unit_first[u + 1]; i++) {
+            const tr_local_param *item = &local->items[i];
+            part += i > 0 && (item->param->tied_to >= 0 || item[-1].param->tied_to >= 0);
+            items[i] = (tr_bucket_item){item->count, part};
+        }
+    }
+    tr_bucket_reducer_init(&gradients->reducer, items, local->num_items,
+                           (int64_t)(cfg->parallel.bucket_mb * 1e6), mesh, comm, workspace);
+    tr_free(items);
+    gradients->first_bucket = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
+    gradients->next_bucket = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
+    for (int b = gradients->reducer.num_buckets - 1; b >= 0; b--)
+        gradients->first_bucket[local->items[gradients->reducer.bucket_first[b]].chunk] = b;
+}
+
 void tr_gradients_init(tr_gradients *gradients, const tr_local_params *local, const tr_config *cfg,
                        const tr_mesh *mesh, tr_device *device, tr_arena *arena, tr_arena *comm,
                        tr_arena *workspace)
 {
     *gradients = (tr_gradients){.local = local, .device = device};
+    gradients->plan = tr_config_reduce_plan(cfg);
     gradients->overlap = cfg->parallel.overlap;
     gradients->sequence = cfg->parallel.sequence && mesh->tensor_size > 1;
-    gradients->num_microbatches = (int)(cfg->derived.microbatches / mesh->data_size);
-    gradients->num_leaves = (int)(cfg->derived.leaves / mesh->data_size);
-    gradients->num_buffers = tr_leaf_num_slots(gradients->num_leaves);
-    gradients->buffers = TR_NEW_ARRAY(float *, (size_t)gradients->num_buffers);
-    for (int b = 0; b < gradients->num_buffers; b++)
-        gradients->buffers[b] = tr_arena_alloc(arena, (size_t)local->num_elements * sizeof(float));
-
-    tr_bucket_item *items = TR_NEW_ARRAY(tr_bucket_item, (size_t)local->num_items + 1);
-    gradients->item_grads = TR_NEW_ARRAY(float *, (size_t)local->num_items + 1);
-    for (int i = 0; i < local->num_items; i++) {
-        items[i].count = local->items[i].count;
-        items[i].alone = local->items[i].param->tied_to >= 0;
-        gradients->item_grads[i] = (float *)((uintptr_t)gradients->buffers[0] +
-                                             (uintptr_t)local->items[i].offset * sizeof(float));
-    }
-    tr_bucket_reducer_init(&gradients->reducer, items, local->num_items,
-                           (int64_t)(cfg->parallel.bucket_mb * 1e6), mesh->data_size, mesh->data,
-                           cfg->parallel.zero == 0, comm, workspace);
-    tr_free(items);
+    gradients->whole = cfg->parallel.zero < 2 || tr_reduce_per_exchange(&gradients->plan) > 1;
+    buffers_init(gradients, arena);
+    reducer_init(gradients, cfg, mesh, comm, workspace);
+    held_init(gradients, arena);
     replica_buffers_init(gradients, comm, workspace);
 }
 
 void tr_gradients_clear(tr_gradients *gradients)
 {
     tr_bucket_reducer_clear(&gradients->reducer);
+    tr_shard_sums_clear(&gradients->sums);
     tr_free(gradients->buffers);
     tr_free(gradients->item_grads);
+    tr_free(gradients->first_bucket);
+    tr_free(gradients->next_bucket);
     *gradients = (tr_gradients){0};
 }
 
-void tr_gradients_step_begin(tr_gradients *gradients)
+/* The leaf of an exchange that a microbatch belongs to, and its place there. */
+static int leaf_of(const tr_gradients *gradients, int microbatch, int *place)
 {
-    gradients->num_ready = 0;
-    gradients->next_bucket = 0;
+    int within = microbatch % tr_reduce_per_exchange(&gradients->plan);
+    *place = within % gradients->plan.per_leaf;
+    return within / gradients->plan.per_leaf;
 }
 
-static tr_leaf_step leaf_of(const tr_gradients *gradients, int microbatch, int *position, int *leaf)
+float *tr_gradients_place(const tr_gradients *gradients, int microbatch, const tr_local_param *item)
 {
-    int per_leaf = gradients->num_microbatches / gradients->num_leaves;
-    *leaf = microbatch / per_leaf;
-    *position = microbatch % per_leaf;
-    return tr_leaf_step_make(*leaf, gradients->num_leaves);
+    int place, leaf = leaf_of(gradients, microbatch, &place);
+    tr_leaf_step step = tr_leaf_step_make(leaf, gradients->plan.local_leaves);
+    if (step.slot > 0)
+        return gradients->buffers[step.slot] + item->offset;
+    return gradients->item_grads[item - gradients->local->items];
 }
 
-float *tr_gradients_microbatch_begin(const tr_gradients *gradients, int microbatch,
-                                     bool *accumulate)
+bool tr_gradients_accumulates(const tr_gradients *gradients, int microbatch)
 {
-    int position, leaf;
-    tr_leaf_step step = leaf_of(gradients, microbatch, &position, &leaf);
-    *accumulate = position > 0;
-    return gradients->buffers[step.slot];
+    int place;
+    (void)leaf_of(gradients, microbatch, &place);
+    return place > 0;
 }
 
-/* The merges of a leaf over elements [begin, end) of the flat buffers. */
-static tr_status merge(tr_gradients *gradients, tr_leaf_step step, int64_t begin, int64_t end)
+/* The merges of a finished leaf over a unit. */
+static tr_status merge(tr_gradients *gradients, int leaf, int unit)
 {
+    tr_leaf_step step = tr_leaf_step_make(leaf, gradients->plan.local_leaves);
+    int64_t begin = unit_offset(gradients->local, unit);
+    int64_t count = unit_offset(gradients->local, unit + 1) - begin;
     for (int k = 0; k < step.num_merges; k++) {
         float *left = gradients->buffers[step.slot - k - 1] + begin;
         const float *pair[2] = {left, gradients->buffers[step.slot - k] + begin};
-        TR_TRY(gradients->device->ops->tree_sum(gradients->device, end - begin, 2, pair, left));
+        TR_TRY(gradients->device->ops->tree_sum(gradients->device, count, 2, pair, left));
     }
     return TR_OK;
-}
-
-tr_status tr_gradients_microbatch_end(tr_gradients *gradients, int chunk, int microbatch)
-{
-    int position, leaf;
-    tr_leaf_step step = leaf_of(gradients, microbatch, &position, &leaf);
-    int per_leaf = gradients->num_microbatches / gradients->num_leaves;
-    if (position < per_leaf - 1 || leaf == gradients->num_leaves - 1)
-        return TR_OK;
-    return merge(gradients, step, gradients->local->chunk_begin[chunk],
-                 gradients->local->chunk_end[chunk]);
 }
 
 /* Sums the items of one kind over their tensor group, in place in buffer 0. After the data group's sum, never before it: then an element is the tree over
@@ -141,8 +205,7 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     TR_TRY(tr_event_wait(&gradients->replica_event));
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &items[i]) == kind) {
-            memcpy(gradients->replica_source + position,
-                   gradients->item_grads[i] + items[i].state_begin,
+            memcpy(gradients->replica_source + position, gradients->reducer.held[i],
                    (size_t)held_elements(&items[i]) * sizeof(float));
             position += held_elements(&items[i]);
         }
@@ -152,46 +215,67 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     position = 0;
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &items[i]) == kind) {
-            memcpy(gradients->item_grads[i] + items[i].state_begin,
-                   gradients->replica_sum + position,
+            memcpy(gradients->reducer.held[i], gradients->replica_sum + position,
                    (size_t)held_elements(&items[i]) * sizeof(float));
             position += held_elements(&items[i]);
         }
     return TR_OK;
 }
 
-static tr_status ready_buckets_post(tr_gradients *gradients)
+/* Posts the buckets of a chunk whose items are all before `end`. */
+static tr_status buckets_post(tr_gradients *gradients, int chunk, int exchange, int end)
 {
     const tr_bucket_reducer *reducer = &gradients->reducer;
-    while (gradients->next_bucket < reducer->num_buckets &&
-           reducer->bucket_first[gradients->next_bucket + 1] <= gradients->num_ready)
-        TR_TRY(tr_bucket_reduce_post(&gradients->reducer, gradients->next_bucket++,
-                                     gradients->item_grads));
+    int *next = &gradients->next_bucket[chunk];
+    while (*next < reducer->num_buckets && reducer->bucket_first[*next + 1] <= end)
+        TR_TRY(
+            tr_bucket_reduce_post(&gradients->reducer, (*next)++, exchange, gradients->item_grads));
     return TR_OK;
 }
 
-tr_status tr_gradients_ready(tr_gradients *gradients, int num_items)
+/* An exchange's gradients of a unit are complete. Without overlap whole buffers wait for the end of the chunk, and where nothing will overwrite them for the
+ * end of the step. */
+static tr_status unit_exchange(tr_gradients *gradients, int unit, int exchange)
 {
-    if (num_items <= gradients->num_ready)
+    const tr_local_params *local = gradients->local;
+    int chunk = unit_chunk(local, unit), end = local->unit_first[unit + 1];
+    bool chunk_ends = end == local->chunk_first[chunk] + local->chunk_items[chunk];
+    if (local->unit_first[unit] == local->chunk_first[chunk])
+        gradients->next_bucket[chunk] = gradients->first_bucket[chunk];
+    if (gradients->overlap)
+        return buckets_post(gradients, chunk, exchange, end);
+    if (gradients->whole && (!chunk_ends || gradients->reducer.sums == NULL))
         return TR_OK;
-    const tr_local_param *items = gradients->local->items;
-    int64_t begin = items[gradients->num_ready].offset;
-    int64_t end = items[num_items - 1].offset + items[num_items - 1].count;
-    TR_TRY(merge(gradients, tr_leaf_step_make(gradients->num_leaves - 1, gradients->num_leaves),
-                 begin, end));
-    gradients->num_ready = num_items;
-    return gradients->overlap ? ready_buckets_post(gradients) : TR_OK;
+    TR_TRY(buckets_post(gradients, chunk, exchange, end));
+    return tr_bucket_reduce_finish(&gradients->reducer);
+}
+
+tr_status tr_gradients_unit_end(tr_gradients *gradients, int unit, int microbatch)
+{
+    int place, leaf = leaf_of(gradients, microbatch, &place);
+    if (place < gradients->plan.per_leaf - 1)
+        return TR_OK;
+    TR_TRY(merge(gradients, leaf, unit));
+    if (leaf < gradients->plan.local_leaves - 1)
+        return TR_OK;
+    return unit_exchange(gradients, unit, microbatch / tr_reduce_per_exchange(&gradients->plan));
 }
 
 tr_status tr_gradients_finish(tr_gradients *gradients)
 {
-    TR_ASSERT(gradients->num_ready == gradients->local->num_items);
-    TR_TRY(ready_buckets_post(gradients));
-    if (gradients->reducer.size > 1)
-        TR_TRY(tr_bucket_reduce_finish(&gradients->reducer, gradients->item_grads));
+    const tr_local_params *local = gradients->local;
+    int last = tr_reduce_num_exchanges(&gradients->plan) - 1;
+    for (int c = local->num_chunks - 1; c >= 0; c--)
+        TR_TRY(buckets_post(gradients, c, last, local->chunk_first[c] + local->chunk_items[c]));
+    TR_TRY(tr_bucket_reduce_finish(&gradients->reducer));
     for (int b = 0; b < gradients->reducer.num_buckets; b++) {
         TR_TRY(replicas_sum(gradients, b, TR_REPLICA_ROWS));
         TR_TRY(replicas_sum(gradients, b, TR_REPLICA_KV));
     }
     return TR_OK;
+}
+
+float *tr_gradients_held(const tr_gradients *gradients, const tr_local_param *item)
+{
+    return gradients->reducer.held[item - gradients->local->items];
 }

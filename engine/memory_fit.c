@@ -109,8 +109,8 @@ static void remedy_try(const tr_run *run, const tr_config *changed, const char *
                        size_t limit, char *text, size_t text_bytes)
 {
     size_t bytes[TR_MEM_NUM];
-    if (tr_run_count_bytes(changed, &run->mesh, run->device, bytes) != TR_OK ||
-        total_of(bytes) > limit)
+    tr_mesh mesh = tr_config_mesh(changed, run->mesh.rank);
+    if (tr_run_count_bytes(changed, &mesh, run->device, bytes) != TR_OK || total_of(bytes) > limit)
         return;
     size_t used = strlen(text);
     snprintf(text + used, text_bytes - used, "%s%s (%zu bytes)", used > 0 ? ", " : "", setting,

@@ -7,16 +7,17 @@ void tr_optimizer_init(tr_optimizer *optimizer, tr_stage *stage)
     *optimizer = (tr_optimizer){.stage = stage};
 }
 
+/* The gradient of this rank's interval [state_begin, state_end). */
 static float *grad_of(const tr_optimizer *optimizer, const tr_local_param *item)
 {
-    return optimizer->stage->gradients.item_grads[item - optimizer->stage->local.items];
+    return tr_gradients_held(&optimizer->stage->gradients, item);
 }
 
 static tr_status grads_add(tr_optimizer *optimizer, const tr_local_param *embed,
                            const float *head_grad)
 {
     tr_device *device = optimizer->stage->device;
-    float *grad = grad_of(optimizer, embed) + embed->state_begin;
+    float *grad = grad_of(optimizer, embed);
     const float *pair[2] = {grad, head_grad};
     return device->ops->tree_sum(device, embed->state_end - embed->state_begin, 2, pair, grad);
 }
@@ -28,12 +29,12 @@ tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer)
     const tr_local_param *embed = tr_local_param_find(&stage->local, TR_ROLE_EMBED, -1);
     const tr_local_param *head = tr_local_param_find(&stage->local, TR_ROLE_HEAD, -1);
     if (tied->head != NULL)
-        return tr_tied_gradient_send(tied, grad_of(optimizer, head) + head->state_begin);
+        return tr_tied_gradient_send(tied, grad_of(optimizer, head));
     const float *head_grad;
     if (tied->embed != NULL)
         TR_TRY(tr_tied_gradient_receive(tied, &head_grad));
     else if (embed != NULL && head != NULL && head->param->tied_to >= 0)
-        head_grad = grad_of(optimizer, head) + head->state_begin;
+        head_grad = grad_of(optimizer, head);
     else
         return TR_OK;
     return grads_add(optimizer, embed, head_grad);
@@ -46,8 +47,9 @@ tr_status tr_optimizer_square_sum(tr_optimizer *optimizer, int64_t *limbs)
         const tr_local_param *item = &stage->local.items[i];
         if (!item->counted || item->param->tied_to >= 0)
             continue;
-        TR_TRY(stage->device->ops->square_sum(stage->device, item->shard_end - item->shard_begin,
-                                              grad_of(optimizer, item) + item->shard_begin, limbs));
+        TR_TRY(stage->device->ops->square_sum(
+            stage->device, item->shard_end - item->shard_begin,
+            grad_of(optimizer, item) + (item->shard_begin - item->state_begin), limbs));
     }
     return TR_OK;
 }
@@ -77,7 +79,7 @@ static tr_status item_apply(tr_optimizer *optimizer, const tr_local_param *item,
                      .master = master,
                      .m = stage->m != NULL ? stage->m + item->state_offset : NULL,
                      .v = stage->v != NULL ? stage->v + item->state_offset : NULL,
-                     .grad = grad_of(optimizer, item) + item->state_begin,
+                     .grad = grad_of(optimizer, item),
                      .grad_scale = (float)update->grad_scale,
                      .lr = (float)update->lr,
                      .beta1 = (float)cfg->train.beta1,
@@ -124,7 +126,7 @@ int tr_optimizer_find_non_finite(const tr_optimizer *optimizer)
             continue;
         const float *grad = grad_of(optimizer, item);
         for (int64_t e = item->shard_begin; e < item->shard_end; e++)
-            if (!isfinite(grad[e]) && (found < 0 || item->table_row < found))
+            if (!isfinite(grad[e - item->state_begin]) && (found < 0 || item->table_row < found))
                 found = item->table_row;
     }
     return found;

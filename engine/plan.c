@@ -13,9 +13,11 @@ static uint64_t shard_signature(const tr_config *cfg, const tr_param_table *tabl
     tr_local_params local;
     uint64_t signature = 0;
     tr_local_params_init(&local, table, cfg, mesh);
-    for (int i = 0; i < local.num_items; i++)
-        signature = signature * 1000003u +
-                    (uint64_t)(local.items[i].shard_end - local.items[i].shard_begin);
+    for (int i = 0; i < local.num_items; i++) {
+        const tr_local_param *item = &local.items[i];
+        signature = signature * 1000003u + (uint64_t)(item->state_end - item->state_begin);
+        signature = signature * 1000003u + (uint64_t)(item->shard_end - item->shard_begin);
+    }
     tr_local_params_clear(&local);
     return signature;
 }
@@ -32,13 +34,12 @@ static void rank_fill(tr_plan_rank *rank, const tr_mesh *mesh, const size_t byte
 tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks)
 {
     int num_ranks = (int)cfg->derived.num_ranks;
-    int data_size = (int)cfg->parallel.data, tensor_size = (int)cfg->parallel.tensor;
     tr_param_table table;
     tr_param_table_init(&table, cfg);
     uint64_t *signatures = TR_NEW_ARRAY(uint64_t, (size_t)num_ranks);
     tr_status status = TR_OK;
     for (int r = 0; r < num_ranks && status == TR_OK; r++) {
-        tr_mesh mesh = tr_mesh_make(data_size, tensor_size, (int)cfg->parallel.pipeline, r);
+        tr_mesh mesh = tr_config_mesh(cfg, r);
         signatures[r] = shard_signature(cfg, &table, &mesh);
         /* Tensor ranks cut alike except for padding, which is counted in full on each: one of them stands for all. */
         int twin = -1;

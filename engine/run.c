@@ -45,8 +45,7 @@ static tr_status axis_groups_create(tr_run *run, const char *name, int group_siz
     for (int k = 0; k < num_ranks / group_size && status == TR_OK; k++) {
         int count = 0;
         for (int r = 0; r < num_ranks; r++) {
-            tr_mesh mesh = tr_mesh_make(run->mesh.data_size, run->mesh.tensor_size,
-                                        run->mesh.pipeline_size, r);
+            tr_mesh mesh = tr_config_mesh(&run->cfg, r);
             if (key(&mesh, &run->cfg) == k)
                 members[count++] = r;
         }
@@ -92,10 +91,36 @@ static int key_data(const tr_mesh *mesh, const tr_config *cfg)
     return mesh->pipeline * mesh->tensor_size + mesh->tensor;
 }
 
+static int key_shard(const tr_mesh *mesh, const tr_config *cfg)
+{
+    return key_data(mesh, cfg) * mesh->replica_size + mesh->replica;
+}
+
+static int key_replica(const tr_mesh *mesh, const tr_config *cfg)
+{
+    return key_data(mesh, cfg) * mesh->shard_size + mesh->shard;
+}
+
 static int key_pipeline(const tr_mesh *mesh, const tr_config *cfg)
 {
     (void)cfg;
     return mesh->data * mesh->tensor_size + mesh->tensor;
+}
+
+/* The sharding group and the group of its replicas are the data group where that is the same. */
+static tr_status data_groups_create(tr_run *run)
+{
+    const tr_mesh *mesh = &run->mesh;
+    TR_TRY(axis_groups_create(run, "data", mesh->data_size, key_data, &run->data));
+    if (mesh->shard_size == mesh->data_size)
+        run->shard = run->data;
+    else
+        TR_TRY(axis_groups_create(run, "shard", mesh->shard_size, key_shard, &run->shard));
+    if (mesh->replica_size == mesh->data_size)
+        run->replica = run->data;
+    else
+        TR_TRY(axis_groups_create(run, "replica", mesh->replica_size, key_replica, &run->replica));
+    return TR_OK;
 }
 
 static tr_status groups_create(tr_run *run)
@@ -104,7 +129,7 @@ static tr_status groups_create(tr_run *run)
     TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, &run->all));
     TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &run->tensor));
     TR_TRY(axis_groups_create(run, "kv", kv_sharers(mesh, &run->cfg), key_kv, &run->kv));
-    TR_TRY(axis_groups_create(run, "data", mesh->data_size, key_data, &run->data));
+    TR_TRY(data_groups_create(run));
     return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline);
 }
 
@@ -188,7 +213,7 @@ static tr_feed_options feed_options(const tr_run *run, const char *path)
                              .seq_len = (int)run->cfg.train.seq_len,
                              .micro_batch = (int)run->cfg.train.micro_batch,
                              .global_batch = (int)run->cfg.train.global_batch,
-                             .first_microbatch = run->first_microbatch,
+                             .microbatches = run->microbatch_numbers,
                              .num_microbatches = run->num_microbatches,
                              .vocab = (int32_t)run->cfg.model.vocab,
                              .prefetch = 2};
@@ -209,8 +234,11 @@ tr_status tr_run_feed_open(tr_run *run)
 
 static tr_status feeds_open(tr_run *run)
 {
+    tr_reduce_plan plan = tr_config_reduce_plan(&run->cfg);
     run->num_microbatches = (int)(run->cfg.derived.microbatches / run->mesh.data_size);
-    run->first_microbatch = run->num_microbatches * run->mesh.data;
+    run->microbatch_numbers = TR_NEW_ARRAY(int, (size_t)run->num_microbatches);
+    for (int m = 0; m < run->num_microbatches; m++)
+        run->microbatch_numbers[m] = tr_reduce_microbatch(&plan, run->mesh.data, m);
     run->microbatches = TR_NEW_ARRAY(tr_microbatch, (size_t)run->num_microbatches);
     TR_TRY(tr_run_feed_open(run));
     if (run->callbacks.batch != NULL || run->cfg.data.valid == NULL)
@@ -231,8 +259,7 @@ static tr_status world_create(tr_run *run, MPI_Comm comm)
     if (size != run->cfg.derived.num_ranks)
         return tr_fail(TR_ERR_SETTINGS, "the run has %d ranks, its settings were resolved for %lld",
                        size, (long long)run->cfg.derived.num_ranks);
-    run->mesh = tr_mesh_make((int)run->cfg.parallel.data, (int)run->cfg.parallel.tensor,
-                             (int)run->cfg.parallel.pipeline, tr_world_rank(run->world));
+    run->mesh = tr_config_mesh(&run->cfg, tr_world_rank(run->world));
     return groups_create(run);
 }
 
@@ -268,7 +295,11 @@ static tr_status stage_create(tr_run *run)
     TR_TRY(memory_create(run));
     TR_TRY(tr_stage_init(&run->stage, &run->cfg, &run->mesh, run->device, run->arenas));
     tr_optimizer_init(&run->optimizer, &run->stage);
-    TR_TRY(tr_stage_connect(&run->stage, run->tensor, run->kv, run->data, run->pipeline));
+    const tr_stage_groups groups = {.tensor = run->tensor,
+                                    .kv = run->kv,
+                                    .data = {run->data, run->shard, run->replica},
+                                    .pipeline = run->pipeline};
+    TR_TRY(tr_stage_connect(&run->stage, &groups));
     tr_scaler_init(&run->scaler, &run->cfg);
     for (int i = 0; i < run->stage.local.num_items; i++)
         if (run->stage.local.items[i].param->tied_to < 0)
@@ -305,6 +336,10 @@ void tr_run_close(tr_run *run)
     tr_feed_close(run->valid_feed);
     tr_stage_clear(&run->stage);
     tr_group_destroy(run->pipeline);
+    if (run->shard != run->data)
+        tr_group_destroy(run->shard);
+    if (run->replica != run->data)
+        tr_group_destroy(run->replica);
     tr_group_destroy(run->data);
     tr_group_destroy(run->kv);
     tr_group_destroy(run->tensor);
@@ -316,6 +351,7 @@ void tr_run_close(tr_run *run)
             run->device->memory_destroy(run->device, run->memory[c], run->bytes[c]);
     tr_device_destroy(run->device);
     tr_free(run->microbatches);
+    tr_free(run->microbatch_numbers);
     tr_config_clear(&run->cfg);
     tr_free(run);
 }

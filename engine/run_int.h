@@ -16,7 +16,8 @@ struct tr_run {
     tr_mesh mesh;
     tr_world *world;
     tr_group *all, *tensor, *kv, *data,
-        *pipeline; /* NULL for axes of size 1 (all: NULL with one rank) */
+        *pipeline;             /* NULL for axes of size 1 (all: NULL with one rank) */
+    tr_group *shard, *replica; /* of the data axis: may be `data`, NULL for size 1 */
     tr_device *device;
     tr_arena arenas[TR_MEM_NUM];
     void *memory
@@ -27,7 +28,8 @@ struct tr_run {
     tr_scaler scaler;
     tr_feed *train_feed, *valid_feed;
     tr_microbatch *microbatches; /* [M of this rank] */
-    int num_microbatches, first_microbatch;
+    int *microbatch_numbers;     /* [M] in the global batch */
+    int num_microbatches;        /* M */
     /* Position: what a checkpoint holds. */
     int64_t step;     /* completed */
     uint64_t samples; /* data position */

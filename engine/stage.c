@@ -227,8 +227,8 @@ void tr_stage_clear(tr_stage *stage)
     *stage = (tr_stage){0};
 }
 
-/* Sums that a group may have in flight at once: two buckets; the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
-enum { DATA_SUMS = 2, TENSOR_SUMS = 7 };
+/* Sums that a group may have in flight at once: the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
+enum { TENSOR_SUMS = 7 };
 
 static void sums_reserve(tr_group *group, int64_t elements_per_rank, int num_operations)
 {
@@ -244,35 +244,30 @@ static int64_t most(int64_t a, int64_t b)
 }
 
 /* So that no sum of a step takes memory. */
-static void groups_reserve(const tr_stage *stage, tr_group *tensor, tr_group *kv, tr_group *data)
+static void groups_reserve(const tr_stage *stage, const tr_stage_groups *groups)
 {
     const tr_model *model = &stage->model;
-    const tr_bucket_reducer *reducer = &stage->gradients.reducer;
-    int64_t size = model->tensor.size, shard = 0;
-    for (int i = 0; i < reducer->num_buckets * reducer->size; i++)
-        shard = most(shard, reducer->counts[i]);
-    sums_reserve(data, shard, DATA_SUMS);
+    int64_t size = model->tensor.size;
     int64_t elements = most(model->R * model->H, 2 * model->R);
     elements = most(elements, stage->gradients.replica_elements);
-    sums_reserve(tensor, (elements + size - 1) / size, TENSOR_SUMS);
-    sums_reserve(kv, stage->gradients.replica_elements, 1);
+    sums_reserve(groups->tensor, (elements + size - 1) / size, TENSOR_SUMS);
+    sums_reserve(groups->kv, stage->gradients.replica_elements, 1);
 }
 
-tr_status tr_stage_connect(tr_stage *stage, tr_group *tensor, tr_group *kv, tr_group *data,
-                           tr_group *pipeline)
+tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
 {
-    groups_reserve(stage, tensor, kv, data);
-    stage->model.tensor.group = tensor;
-    stage->gradients.replica_groups[TR_REPLICA_ROWS] = tensor;
-    stage->gradients.replica_groups[TR_REPLICA_KV] = kv;
-    stage->gradients.reducer.group = data;
-    stage->weights.gather.group = data;
-    stage->tied.pipeline = pipeline;
+    groups_reserve(stage, groups);
+    stage->model.tensor.group = groups->tensor;
+    stage->gradients.replica_groups[TR_REPLICA_ROWS] = groups->tensor;
+    stage->gradients.replica_groups[TR_REPLICA_KV] = groups->kv;
+    tr_bucket_reducer_connect(&stage->gradients.reducer, &groups->data);
+    stage->weights.gather.group = groups->data.shard;
+    stage->tied.pipeline = groups->pipeline;
     const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
-                                   pipeline, transfer_bytes(stage), stage->send_memory,
+                                   groups->pipeline, transfer_bytes(stage), stage->send_memory,
                                    stage->recv_memory, &functions));
     return tr_pipeline_exec_create(&stage->eval_exec, stage->evaluation, stage->mesh.pipeline,
-                                   pipeline, transfer_bytes(stage), stage->send_memory,
+                                   groups->pipeline, transfer_bytes(stage), stage->send_memory,
                                    stage->recv_memory, &functions);
 }

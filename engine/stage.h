@@ -59,12 +59,18 @@ typedef struct tr_stage {
     float grad_scale; /* what the sum of losses is multiplied by before backward */
 } tr_stage;
 
+/* As in the mesh, NULL for axes of size 1. */
+typedef struct tr_stage_groups {
+    tr_group *tensor, *kv; /* kv: tensor ranks that share a key/value head */
+    tr_data_groups data;
+    tr_group *pipeline;
+} tr_stage_groups;
+
 /* Lays everything out in the arenas. `device` answers for workspace sizes. Refuses schedules that the numbers do not allow. */
 tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *mesh,
                         tr_device *device, tr_arena *arenas);
-/* Makes the executors; groups as in the mesh, NULL for axes of size 1. After init on real arenas. */
-tr_status tr_stage_connect(tr_stage *stage, tr_group *tensor, tr_group *kv, tr_group *data,
-                           tr_group *pipeline);
+/* Makes the executors. After init on real arenas. */
+tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups);
 void tr_stage_clear(tr_stage *stage);
 
 /* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and the loss of this rank in stage->loss. */

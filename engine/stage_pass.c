@@ -36,33 +36,18 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
     return tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss);
 }
 
-/* Points the chunk's weight gradients into a flat buffer. */
-static void gradients_point(tr_stage *stage, int local_chunk, float *buffer)
+/* Points the chunk's weight gradients to where a microbatch writes them. */
+static void gradients_point(tr_stage *stage, int local_chunk, int microbatch)
 {
     const tr_local_params *local = &stage->local;
     int first = local->chunk_first[local_chunk];
+    stage->model.accumulate = tr_gradients_accumulates(&stage->gradients, microbatch);
     for (int i = first; i < first + local->chunk_items[local_chunk]; i++) {
         const tr_local_param *item = &local->items[i];
         int row = item->param->layer < 0 ? (int)stage->cfg->model.layers : item->param->layer;
-        stage->model.weights[row][item->param->role].grad = buffer + item->offset;
+        stage->model.weights[row][item->param->role].grad =
+            tr_gradients_place(&stage->gradients, microbatch, item);
     }
-}
-
-/* In the last microbatch, tells the gradients that the chunk's items of layers >= `layer` (and the head's) are final; layer -1: all of the chunk. */
-static tr_status items_ready(tr_stage *stage, int local_chunk, int microbatch, int layer)
-{
-    if (microbatch != stage->gradients.num_microbatches - 1)
-        return TR_OK;
-    const tr_local_params *local = &stage->local;
-    int end = local->chunk_first[local_chunk], last = end + local->chunk_items[local_chunk];
-    while (end < last) {
-        const tr_param *param = local->items[end].param;
-        bool embedding = param->role == TR_ROLE_EMBED || param->role == TR_ROLE_POSITION;
-        if (layer >= 0 && (embedding || (param->layer >= 0 && param->layer < layer)))
-            break;
-        end++;
-    }
-    return tr_gradients_ready(&stage->gradients, end);
 }
 
 /* One microbatch's backward through a chunk: both parts, or one of them. */
@@ -75,6 +60,14 @@ typedef struct backward_pass {
     const void *grad_output;   /* NULL for the last chunk, and in the weight part */
     void *grad_input;          /* NULL for chunk 0, and in the weight part */
 } backward_pass;
+
+/* The unit's weight gradients of the microbatch are written. */
+static tr_status unit_end(const backward_pass *pass, int unit)
+{
+    tr_stage *stage = pass->stage;
+    return tr_gradients_unit_end(&stage->gradients, tr_local_unit(&stage->local, unit),
+                                 pass->microbatch);
+}
 
 /* Where the gradient of the stream before block l lies (l = num_layers: after the last block). */
 static void *stream_gradient(const backward_pass *pass, int l)
@@ -124,13 +117,10 @@ static tr_status backward_run(const backward_pass *pass, unsigned parts)
     const void *dy;
     model->parts = parts;
     if (weights)
-        gradients_point(
-            stage, pass->local_chunk,
-            tr_gradients_microbatch_begin(&stage->gradients, pass->microbatch, &model->accumulate));
+        gradients_point(stage, pass->local_chunk, pass->microbatch);
     TR_TRY(backward_top(pass, &dy));
     if (weights && chunk->last)
-        TR_TRY(items_ready(stage, pass->local_chunk, pass->microbatch,
-                           chunk->first_layer + chunk->num_layers));
+        TR_TRY(unit_end(pass, TR_UNIT_HEAD));
     for (int l = chunk->num_layers - 1; l >= 0; l--) {
         void *dx = stream_gradient(pass, l);
         TR_TRY(weights_read(stage, chunk->first_layer + l));
@@ -138,15 +128,13 @@ static tr_status backward_run(const backward_pass *pass, unsigned parts)
                                  pass->pending != NULL ? &pass->pending->blocks[l] : NULL,
                                  pass->slot->x[l], dy, dx));
         if (weights)
-            TR_TRY(items_ready(stage, pass->local_chunk, pass->microbatch, chunk->first_layer + l));
+            TR_TRY(unit_end(pass, chunk->first_layer + l));
         dy = dx;
     }
-    if (!weights)
+    if (!weights || !chunk->first)
         return TR_OK;
-    if (chunk->first)
-        TR_TRY(tr_embed_run_backward(model, batch, dy));
-    TR_TRY(tr_gradients_microbatch_end(&stage->gradients, pass->local_chunk, pass->microbatch));
-    return items_ready(stage, pass->local_chunk, pass->microbatch, -1);
+    TR_TRY(tr_embed_run_backward(model, batch, dy));
+    return unit_end(pass, TR_UNIT_EMBEDDING);
 }
 
 static backward_pass backward_make(tr_stage *stage, int number, int microbatch, int slot)
@@ -215,7 +203,6 @@ tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int
     stage->model.training = true;
     stage->grad_scale = grad_scale;
     loss_reset(stage);
-    tr_gradients_step_begin(&stage->gradients);
     TR_TRY(tr_weights_pass_begin(&stage->weights, true));
     TR_TRY(tr_pipeline_exec_run(stage->train_exec));
     TR_TRY(tr_gradients_finish(&stage->gradients));

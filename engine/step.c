@@ -34,7 +34,7 @@ static tr_status batch_get(tr_run *run, bool training, uint64_t first_sample, tr
     if (run->callbacks.batch != NULL) {
         tr_run_batch batch = {0};
         TR_TRY(run->callbacks.batch(run->callbacks.context, training ? run->step : -1, first_sample,
-                                    run->first_microbatch, run->num_microbatches, &batch));
+                                    run->microbatch_numbers, run->num_microbatches, &batch));
         microbatches_point(run, batch.tokens, batch.labels, batch.samples);
         return TR_OK;
     }
@@ -78,10 +78,21 @@ static double group_wait(const tr_group *group)
     return group != NULL ? tr_group_get_stats(group)->wait_seconds : 0;
 }
 
+/* Of the data group and those that are not the same. */
+static double data_wait(const tr_run *run)
+{
+    double seconds = group_wait(run->data);
+    if (run->shard != run->data)
+        seconds += group_wait(run->shard);
+    if (run->replica != run->data)
+        seconds += group_wait(run->replica);
+    return seconds;
+}
+
 static wait_marks waits_now(const tr_run *run)
 {
     return (wait_marks){.tensor = group_wait(run->tensor) + group_wait(run->kv),
-                        .data = group_wait(run->data),
+                        .data = data_wait(run),
                         .pipeline_move = run->pipeline != NULL
                                              ? tr_group_get_stats(run->pipeline)->move_seconds
                                              : 0};

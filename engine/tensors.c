@@ -53,7 +53,7 @@ static float *kind_values(const tr_run *run, const tr_local_param *item, tr_tens
     case TR_TENSOR_GRAD:
         break;
     }
-    return stage->gradients.item_grads[item - stage->local.items] + item->shard_begin;
+    return tr_gradients_held(&stage->gradients, item) + (item->shard_begin - item->state_begin);
 }
 
 /* Copies between the row-major interval [begin, end) of an item's local cut and the global tensor. */
@@ -85,8 +85,7 @@ tr_status tr_run_param_get(tr_run *run, int index, tr_tensor_kind kind, float *v
     float *part = TR_NEW_ARRAY(float, most);
     tr_status status = TR_OK;
     for (int r = 0; r < num_ranks && status == TR_OK; r++) {
-        tr_mesh mesh =
-            tr_mesh_make(run->mesh.data_size, run->mesh.tensor_size, run->mesh.pipeline_size, r);
+        tr_mesh mesh = tr_config_mesh(&run->cfg, r);
         tr_local_params local;
         tr_local_params_init(&local, &run->stage.table, &run->cfg, &mesh);
         const tr_local_param *item = item_of_row(&local, row);

@@ -25,8 +25,9 @@ typedef struct tr_run_batch {
 
 typedef struct tr_run_callbacks {
     void *context;
-    /* Hand-made data in place of data.train and data.valid: the batch of this rank for the samples from `first_sample` on (of an evaluation: step -1). Valid until the next call. NULL: token files. */
-    tr_status (*batch)(void *context, int64_t step, uint64_t first_sample, int first_microbatch,
+    /* Hand-made data in place of data.train and data.valid: this rank's microbatches of the global batch that begins with `first_sample` (of an evaluation: step -1). Microbatch m
+     * holds samples first_sample + microbatches[m] x B and on. Valid until the next call. NULL: token files. */
+    tr_status (*batch)(void *context, int64_t step, uint64_t first_sample, const int *microbatches,
                        int num_microbatches, tr_run_batch *batch);
     /* Wraps the device's operations before the first use (tests that count, delay or damage); NULL: as they are. */
     void (*device)(void *context, struct tr_device *device);

@@ -4,7 +4,7 @@
 
 tr_weights_kind tr_weights_kind_of(const tr_config *cfg, const tr_mesh *mesh)
 {
-    if (cfg->parallel.zero == 0 || mesh->data_size == 1)
+    if (mesh->shard_size == 1)
         return TR_WEIGHTS_WHOLE;
     return cfg->parallel.zero == 3 ? TR_WEIGHTS_SHARDED : TR_WEIGHTS_SPREAD;
 }
@@ -111,8 +111,8 @@ static void gather_init(tr_weights *weights, const tr_mesh *mesh, int64_t bucket
     }
     weights->unit_piece[local->num_units] = num_pieces;
     piece_first[num_pieces] = num_tensors;
-    tr_param_gather_init(&weights->gather, tensors, piece_first, num_pieces, mesh->data_size,
-                         mesh->data, weights->item_bytes, shares, comm, workspace);
+    tr_param_gather_init(&weights->gather, tensors, piece_first, num_pieces, mesh->shard_size,
+                         mesh->shard, weights->item_bytes, shares, comm, workspace);
     tr_free(tensors);
     tr_free(piece_first);
 }

@@ -146,7 +146,7 @@ static bool layout_run(tr_job *job, const char *layout, const tr_config *cfg, ou
     return agrees;
 }
 
-/* Resolves every layout, the leaves from the largest data size; sizes must fit the job. */
+/* Resolves every layout, the order of sums from the first one and the leaves from the largest data size; sizes must fit the job. */
 static tr_status layouts_resolve(tr_job *job, char **layouts, int count, tr_config *cfgs)
 {
     int64_t leaves = 0;
@@ -156,6 +156,10 @@ static tr_status layouts_resolve(tr_job *job, char **layouts, int count, tr_conf
             leaves = cfgs[i].parallel.data;
     }
     for (int i = 0; i < count; i++) {
+        if (cfgs[i].train.reduction_order == TR_REDUCTION_OPEN)
+            cfgs[i].train.reduction_order = i > 0 ? cfgs[0].train.reduction_order
+                                            : cfgs[0].parallel.zero < 2 ? TR_REDUCTION_BLOCKS
+                                                                        : TR_REDUCTION_ROUNDS;
         if (cfgs[i].train.reduction_leaves == 0)
             cfgs[i].train.reduction_leaves = leaves;
         TR_TRY(tr_config_resolve(&cfgs[i], 0));

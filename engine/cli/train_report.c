@@ -81,12 +81,14 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
                 (long long)cfg->model.layers, (long long)cfg->model.hidden,
                 tr_cpu_device_numerics());
     tr_param_table_clear(&table);
+    char *order = tr_config_get(cfg, "train.reduction_order");
     tr_log_info("layout: %lld ranks = data %lld x tensor %lld x pipeline %lld, zero %lld, %lld "
-                "microbatches in %lld leaves",
+                "microbatches in %lld leaves by %s",
                 (long long)cfg->derived.num_ranks, (long long)cfg->parallel.data,
                 (long long)cfg->parallel.tensor, (long long)cfg->parallel.pipeline,
                 (long long)cfg->parallel.zero, (long long)cfg->derived.microbatches,
-                (long long)cfg->derived.leaves);
+                (long long)cfg->derived.leaves, order);
+    tr_free(order);
     char *batch = tr_config_batch_text(cfg);
     lines_print(batch);
     tr_free(batch);

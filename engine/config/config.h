@@ -23,6 +23,8 @@
 
 #include "base/status.h"
 #include "memory/dtype.h"
+#include "parallel/mesh.h"
+#include "parallel/reduce_tree.h"
 #include "parallel/schedule.h"
 
 typedef enum tr_preset { TR_PRESET_GPT2, TR_PRESET_LLAMA } tr_preset;
@@ -36,7 +38,6 @@ typedef enum tr_lr_schedule {
     TR_LR_WSD,
     TR_LR_CONSTANT
 } tr_lr_schedule;
-typedef enum tr_reduction_order { TR_REDUCTION_BLOCKS } tr_reduction_order;
 /* In the order of tr_transport of parallel/world.h, which needs mpi.h. */
 typedef enum tr_config_transport {
     TR_CONFIG_TRANSPORT_AUTO,
@@ -105,7 +106,7 @@ typedef struct tr_config {
         int64_t max_skips;
         int64_t eval_every;   /* steps, 0 = never */
         int64_t eval_batches; /* global batches per evaluation, 0 = all of data.valid */
-        tr_reduction_order reduction_order;
+        tr_reduction_order reduction_order; /* TR_REDUCTION_OPEN until resolved */
         /* R, 0 until resolved; what is recorded. What is run: derived.leaves */
         int64_t reduction_leaves;
         int64_t tensor_slices; /* always 0 in this version */
@@ -118,8 +119,10 @@ typedef struct tr_config {
         int64_t virtual_;          /* chunks of layers per pipeline rank */
         tr_schedule_kind schedule; /* never TR_SCHEDULE_FORWARD_ONLY */
         char *stages;              /* "auto" or "2,3,3,2"; as numbers: derived.chunk_layers */
-        int64_t zero;              /* 0 or 1 in this version */
-        bool sequence;             /* sequence parallel; says nothing when tensor is 1 */
+        int64_t zero;              /* 0 to 2 in this version */
+        /* Neighbouring data ranks that shard among themselves, groups being replicas of each other; divides data, 0 until resolved = data. Without meaning when zero is 0. */
+        int64_t shard_ranks;
+        bool sequence; /* sequence parallel; says nothing when tensor is 1 */
         double bucket_mb;
         bool overlap;
         tr_config_transport inside; /* within a node */
@@ -191,6 +194,12 @@ tr_status tr_config_override(tr_config *cfg, const char *assignment);
  * found is reported, coarse ones first: what is missing, model, ranks, batch, cuts, stages. Called
  * once, after all overrides. */
 tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks);
+
+/* The place of a rank (0 ... derived.num_ranks - 1) in the mesh of a resolved configuration. */
+tr_mesh tr_config_mesh(const tr_config *cfg, int rank);
+
+/* How the data ranks of a resolved configuration follow the reduction tree. */
+tr_reduce_plan tr_config_reduce_plan(const tr_config *cfg);
 
 /* Init, read, overrides in order, resolve. On failure the struct is cleared. */
 tr_status tr_config_load(tr_config *cfg, const char *path, int num_overrides,

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "parallel/reduce_tree.h"
 #include "parallel/schedule.h"
 #include "parallel/stage_split.h"
 
@@ -135,77 +134,6 @@ tr_status tr_config_fit_ranks(tr_config *cfg, int64_t num_ranks)
     if (cfg->parallel.data * product != cfg->derived.num_ranks)
         return refuse_product(cfg, product);
     return TR_OK;
-}
-
-static tr_status refuse_batch(const tr_config *cfg)
-{
-    int64_t global = cfg->train.global_batch, micro = cfg->train.micro_batch;
-    int64_t data = cfg->parallel.data;
-    char *batches = tr_nearest_multiples(global, data * micro);
-    char *micros = global % data == 0 ? tr_nearest_divisors(micro, global / data) : NULL;
-    char *sizes = global % micro == 0 ? tr_nearest_divisors(data, global / micro) : NULL;
-    tr_status status =
-        tr_fail(TR_ERR_SETTINGS,
-                "%s = %" PRId64 " is no multiple of parallel.data %" PRId64 " x %s %" PRId64
-                " = %" PRId64 " sequences: use train.global_batch = %s%s%s%s%s",
-                tr_setting_cite(cfg, "train.global_batch"), global, data,
-                tr_setting_cite(cfg, "train.micro_batch"), micro, data * micro, batches,
-                micros ? ", or train.micro_batch = " : "", micros ? micros : "",
-                sizes ? ", or parallel.data = " : "", sizes ? sizes : "");
-    tr_free(batches);
-    tr_free(micros);
-    tr_free(sizes);
-    return status;
-}
-
-static void warn(tr_config *cfg, char *line)
-{
-    char *old = cfg->derived.warnings;
-    cfg->derived.warnings = old ? tr_format("%s\n%s", old, line) : tr_strdup(line);
-    tr_free(old);
-    tr_free(line);
-}
-
-/* The reduction tree (DESIGN section 1): R leaves over M microbatches; a data size that is 1 or R
- * over a power of two follows it, any other runs the tree with as many leaves as it has ranks. */
-static tr_status fit_leaves(tr_config *cfg)
-{
-    int64_t batches = cfg->derived.microbatches, data = cfg->parallel.data;
-    if (cfg->train.reduction_leaves == 0) {
-        cfg->train.reduction_leaves = data;
-        tr_setting_resolved(cfg, "train.reduction_leaves");
-    }
-    int64_t leaves = cfg->train.reduction_leaves;
-    if (batches % leaves != 0) {
-        char *near = tr_nearest_divisors(leaves, batches);
-        tr_status status = tr_fail(TR_ERR_SETTINGS,
-                                   "%s = %" PRId64 " does not divide the %" PRId64
-                                   " microbatches of a step (train."
-                                   "global_batch %" PRId64 " / train.micro_batch %" PRId64 "): use "
-                                   "train.reduction_leaves = %s",
-                                   tr_setting_cite(cfg, "train.reduction_leaves"), leaves, batches,
-                                   cfg->train.global_batch, cfg->train.micro_batch, near);
-        tr_free(near);
-        return status;
-    }
-    bool covered = tr_leaf_follows((int)leaves, (int)data);
-    cfg->derived.leaves = covered ? leaves : data;
-    if (!covered)
-        warn(cfg, tr_format("train.reduction_leaves = %" PRId64
-                            " does not cover parallel.data = %" PRId64
-                            " (it covers 1 and the sizes that are %" PRId64
-                            " over a power of two): gradients are summed in another order, equal "
-                            "within rounding only",
-                            leaves, data, leaves));
-    return TR_OK;
-}
-
-tr_status tr_config_fit_batch(tr_config *cfg)
-{
-    if (cfg->train.global_batch % (cfg->parallel.data * cfg->train.micro_batch) != 0)
-        return refuse_batch(cfg);
-    cfg->derived.microbatches = cfg->train.global_batch / cfg->train.micro_batch;
-    return fit_leaves(cfg);
 }
 
 static bool kv_heads_fit(const tr_config *cfg, int64_t kv)
@@ -347,10 +275,11 @@ static void warn_idle(tr_config *cfg)
     if (per_rank >= cfg->parallel.pipeline)
         return;
     double idle = (double)waits / (double)(per_rank * cfg->parallel.virtual_ + waits);
-    warn(cfg, tr_format("%" PRId64 " microbatch%s per data rank on %" PRId64
-                        " pipeline stages: a rank idles about %.0f%% of a step; a larger "
-                        "train.global_batch or a smaller train.micro_batch helps",
-                        per_rank, per_rank == 1 ? "" : "es", cfg->parallel.pipeline, 100 * idle));
+    tr_config_warn(cfg, tr_format("%" PRId64 " microbatch%s per data rank on %" PRId64
+                                  " pipeline stages: a rank idles about %.0f%% of a step; a larger "
+                                  "train.global_batch or a smaller train.micro_batch helps",
+                                  per_rank, per_rank == 1 ? "" : "es", cfg->parallel.pipeline,
+                                  100 * idle));
 }
 
 tr_status tr_config_fit_stages(tr_config *cfg)

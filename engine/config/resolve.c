@@ -80,6 +80,14 @@ static void fill_open(tr_config *cfg)
               "checkpoint.dir");
 }
 
+void tr_config_warn(tr_config *cfg, char *line)
+{
+    char *old = cfg->derived.warnings;
+    cfg->derived.warnings = old ? tr_format("%s\n%s", old, line) : tr_strdup(line);
+    tr_free(old);
+    tr_free(line);
+}
+
 tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
 {
     TR_ASSERT(!cfg->derived.resolved);
@@ -94,6 +102,19 @@ tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
     TR_TRY(tr_config_fit_stages(cfg));
     cfg->derived.resolved = true;
     return TR_OK;
+}
+
+tr_mesh tr_config_mesh(const tr_config *cfg, int rank)
+{
+    int shard_size = cfg->parallel.zero == 0 ? 1 : (int)cfg->parallel.shard_ranks;
+    return tr_mesh_make((int)cfg->parallel.data, (int)cfg->parallel.tensor,
+                        (int)cfg->parallel.pipeline, shard_size, rank);
+}
+
+tr_reduce_plan tr_config_reduce_plan(const tr_config *cfg)
+{
+    return tr_reduce_plan_make(cfg->train.reduction_order, (int)cfg->derived.microbatches,
+                               (int)cfg->derived.leaves, (int)cfg->parallel.data);
 }
 
 static const char *plural(int64_t n)

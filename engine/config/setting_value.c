@@ -275,6 +275,8 @@ bool tr_setting_is_open(const tr_config *cfg, const tr_setting *row)
         return *(const int64_t *)field_of(cfg, row) == 0;
     case TR_SETTING_REAL:
         return *(const double *)field_of(cfg, row) < 0;
+    case TR_SETTING_CHOICE:
+        return *(const int *)field_of(cfg, row) == 0;
     case TR_SETTING_TEXT:
     case TR_SETTING_DATA:
     case TR_SETTING_LIST:

@@ -322,10 +322,12 @@ const tr_setting tr_settings[] = {
     {.name = "train.reduction_order",
      MATHEMATICS,
      AT(train, reduction_order),
-     .initial = "blocks",
-     CHOICE = {{"blocks", TR_REDUCTION_BLOCKS}},
-     .later = "rounds native",
-     .meaning = "order of the sum of gradients over microbatches"},
+     CHOICE = {{"blocks", TR_REDUCTION_BLOCKS}, {"rounds", TR_REDUCTION_ROUNDS}},
+     .open = "blocks, with parallel.zero 2 or 3 of the first layout rounds",
+     .later = "native",
+     .meaning =
+         "order of the sum of gradients over microbatches: blocks of consecutive ones summed, "
+         "then a tree; or trees of rounds of consecutive ones, summed"},
     {.name = "train.reduction_leaves",
      MATHEMATICS,
      AT(train, reduction_leaves),
@@ -333,7 +335,8 @@ const tr_setting tr_settings[] = {
      .open = "parallel.data of the first layout",
      .meaning =
          "leaves of the reduction tree, a divisor of the number of microbatches; a data size "
-         "that is 1 or the leaves over a power of two gives the same bits"},
+         "that is 1 or the leaves over a power of two gives the same bits, with rounds also one "
+         "that is a power of two and divides them"},
     {.name = "train.tensor_slices",
      MATHEMATICS,
      AT(train, tensor_slices),
@@ -396,9 +399,17 @@ const tr_setting tr_settings[] = {
      LAYOUT,
      AT(parallel, zero),
      .initial = "1",
-     INT(0, 1),
-     .later = "2 3",
-     .meaning = "what data ranks share out: 0 nothing, 1 masters and moments"},
+     INT(0, 2),
+     .later = "3",
+     .meaning = "what data ranks share out: 0 nothing, 1 masters and moments, 2 gradients too"},
+    {.name = "parallel.shard_ranks",
+     LAYOUT,
+     AT(parallel, shard_ranks),
+     INT(1, RANKS_MAX),
+     .open = "parallel.data",
+     .unit = "ranks",
+     .meaning = "neighbouring data ranks that share out what parallel.zero says; must divide "
+                "parallel.data; smaller: sharded inside such groups, replicated across"},
     {.name = "parallel.sequence",
      LAYOUT,
      AT(parallel, sequence),
@@ -553,12 +564,7 @@ const tr_setting tr_settings[] = {
 const size_t tr_num_settings = sizeof tr_settings / sizeof *tr_settings;
 
 const char *const tr_settings_later[] = {
-    "model.rope_scaling",
-    "parallel.shard_ranks",
-    "checkpoint.snapshot_mb",
-    "log.tensorboard",
-    "log.trace",
-    NULL,
+    "model.rope_scaling", "checkpoint.snapshot_mb", "log.tensorboard", "log.trace", NULL,
 };
 
 _Static_assert(sizeof(tr_preset) == sizeof(int) && sizeof(tr_dtype) == sizeof(int),

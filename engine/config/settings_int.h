@@ -16,7 +16,7 @@ typedef enum tr_setting_type {
     TR_SETTING_U64,    /* uint64_t */
     TR_SETTING_REAL,   /* double */
     TR_SETTING_BOOL,   /* bool */
-    TR_SETTING_CHOICE, /* an enum: int */
+    TR_SETTING_CHOICE, /* an enum: int; 0 is no value of one that can be open */
     TR_SETTING_TEXT,   /* char *, owned */
     TR_SETTING_DATA,   /* char *, owned: a path, or a list with one {path, weight} */
     TR_SETTING_LIST    /* char *, owned: `auto` or whole numbers with commas; YAML lists too */
@@ -95,6 +95,9 @@ char *tr_setting_values(const tr_setting *row);
 
 /* The refusal of a name that is no setting: not in this version, or the nearest name. */
 tr_status tr_setting_unknown(const char *where, const char *name);
+
+/* Adds a line to derived.warnings; takes `line` over. */
+void tr_config_warn(tr_config *cfg, char *line);
 
 /* Steps of the resolution, in their own files. */
 void tr_config_apply_preset(tr_config *cfg);

@@ -118,10 +118,10 @@ static void item_add(tr_local_params *local, const tr_param_table *table, int ro
         item->weight_offset = local->num_weights;
         local->num_weights += padded;
     }
-    tr_shard_interval(item->count, mesh->data_size, mesh->data, &item->shard_begin,
-                      &item->shard_end);
-    item->state_begin = cfg->parallel.zero == 0 ? 0 : item->shard_begin;
-    item->state_end = cfg->parallel.zero == 0 ? item->count : item->shard_end;
+    tr_shard_interval(item->count, mesh->shard_size, mesh->shard, &item->state_begin,
+                      &item->state_end);
+    tr_work_interval(item->count, mesh->shard_size, mesh->shard, mesh->replica_size, mesh->replica,
+                     &item->shard_begin, &item->shard_end);
     item->state_offset = -1;
     if (item->param->tied_to < 0) {
         item->state_offset = local->num_state;
@@ -138,19 +138,15 @@ void tr_local_params_init(tr_local_params *local, const tr_param_table *table, c
     local->items = TR_NEW_ARRAY(tr_local_param, (size_t)table->num_rows);
     local->chunk_first = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
     local->chunk_items = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
-    local->chunk_begin = TR_NEW_ARRAY(int64_t, (size_t)local->num_chunks);
-    local->chunk_end = TR_NEW_ARRAY(int64_t, (size_t)local->num_chunks);
     for (int c = local->num_chunks - 1; c >= 0; c--) {
         int chunk = tr_chunk_number(cfg->derived.placement, mesh->pipeline_size, mesh->pipeline, c);
         int first_layer = tr_chunk_first_layer(cfg, chunk);
         local->chunk_first[c] = local->num_items;
-        local->chunk_begin[c] = local->num_elements;
         for (int row = table->num_rows - 1; row >= 0; row--)
             if (row_in_chunk(&table->rows[row], first_layer, (int)cfg->derived.chunk_layers[chunk],
                              chunk == 0, chunk == num_chunks - 1))
                 item_add(local, table, row, c, cfg, mesh);
         local->chunk_items[c] = local->num_items - local->chunk_first[c];
-        local->chunk_end[c] = local->num_elements;
     }
     units_find(local);
     if (cfg->derived.head_stage == 0)
@@ -165,8 +161,6 @@ void tr_local_params_clear(tr_local_params *local)
     tr_free(local->items);
     tr_free(local->chunk_first);
     tr_free(local->chunk_items);
-    tr_free(local->chunk_begin);
-    tr_free(local->chunk_end);
     tr_free(local->unit_first);
     *local = (tr_local_params){0};
 }

@@ -20,10 +20,10 @@ typedef struct tr_local_param {
     int64_t offset;               /* elements into the gradients */
     int64_t
         weight_offset; /* elements into the compute copy; a tied head on the embedding's rank shares its copy */
-    int64_t shard_begin,
-        shard_end; /* this rank's interval of the optimizer's work, elements of the local tensor */
     int64_t state_begin,
-        state_end; /* interval whose master and moments this rank holds (zero 0: all of it) */
+        state_end; /* interval whose master and moments this rank holds and updates, elements of the local tensor (zero 0: all of it) */
+    int64_t shard_begin,
+        shard_end; /* part of it that this rank alone of all data ranks counts in the norm and saves */
     int64_t state_offset; /* elements into master and moments; -1 when tied (state is elsewhere) */
     int num_replicas;     /* tensor ranks that hold the same cut */
     bool counted;         /* this tensor rank counts it in the norm and saves it */
@@ -41,12 +41,11 @@ typedef struct tr_local_params {
     int num_chunks;       /* on this rank */
     int *chunk_first,
         *chunk_items; /* [num_chunks] first item and number of items of a local chunk */
-    int64_t *chunk_begin, *chunk_end; /* [num_chunks] elements of the gradients */
     int num_units;
     int *unit_first; /* [num_units + 1] first item of a unit */
 } tr_local_params;
 
-/* chunk_layers: layers of every global chunk (config.derived). zero: 0 or 1. Pure but for set-up memory. */
+/* cfg: resolved; mesh: of one rank (tr_config_mesh). Pure but for set-up memory. */
 void tr_local_params_init(tr_local_params *local, const tr_param_table *table, const tr_config *cfg,
                           const tr_mesh *mesh);
 void tr_local_params_clear(tr_local_params *local);

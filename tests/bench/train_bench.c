@@ -33,7 +33,7 @@ typedef struct batch_memory {
 } batch_memory;
 
 static tr_status batch_make(void *context, int64_t step, uint64_t first_sample,
-                            int first_microbatch, int num_microbatches, tr_run_batch *batch)
+                            const int *microbatches, int num_microbatches, tr_run_batch *batch)
 {
     batch_memory *memory = context;
     (void)step;
@@ -44,7 +44,9 @@ static tr_status batch_make(void *context, int64_t step, uint64_t first_sample,
     }
     int32_t *labels = memory->tokens + sequences * T;
     for (int64_t s = 0; s < sequences; s++) {
-        memory->samples[s] = first_sample + (uint64_t)(first_microbatch * memory->micro_batch + s);
+        memory->samples[s] =
+            first_sample + (uint64_t)(microbatches[s / memory->micro_batch] * memory->micro_batch +
+                                      s % memory->micro_batch);
         for (int64_t t = 0; t <= T; t++) {
             uint64_t noise = tr_hash_mix(memory->samples[s], (uint64_t)t);
             int32_t token = (int32_t)(noise % (uint64_t)memory->vocab);

@@ -20,12 +20,12 @@ typedef struct hand_batch {
     uint64_t samples[TRAIN_BATCH];
 } hand_batch;
 
-static tr_status batch_get(void *context, int64_t step, uint64_t first_sample, int first_microbatch,
-                           int num_microbatches, tr_run_batch *batch)
+static tr_status batch_get(void *context, int64_t step, uint64_t first_sample,
+                           const int *microbatches, int num_microbatches, tr_run_batch *batch)
 {
     hand_batch *hand = context;
     int32_t raw[TRAIN_BATCH * (SEQ_LEN + 1)];
-    (void)first_microbatch;
+    (void)microbatches;
     (void)num_microbatches;
     tr_golden_tokens_fill(hand->first_step + (int)step, TRAIN_BATCH * (SEQ_LEN + 1), raw);
     for (int b = 0; b < TRAIN_BATCH; b++) {

@@ -112,7 +112,7 @@ void setting_open_mesh(setting *s)
 {
     setting_open(s, 60);
     int tensor = num_ranks % 2 == 0 ? 2 : 1, ranks[MAX_RANKS];
-    tr_mesh mesh = tr_mesh_make(num_ranks / tensor, tensor, 1, my_rank);
+    tr_mesh mesh = tr_mesh_make(num_ranks / tensor, tensor, 1, 1, my_rank);
     for (int d = 0; d < mesh.data_size; d++) {
         for (int t = 0; t < tensor; t++)
             ranks[t] = tr_mesh_rank_at(&mesh, d, t, 0);

@@ -39,7 +39,8 @@ static const struct {
 static const char *const models[] = {"g", "l"}, *const recomputes[] = {"none", "selective", "full"},
                          *const buckets[] = {"0.0005", "0.037", "64"},
                          *const switches[] = {"false", "true"},
-                         *const transports[] = {"shm", "mpi"};
+                         *const transports[] = {"shm", "mpi"},
+                         *const orders[] = {"blocks", "rounds"};
 
 enum {
     MODEL,
@@ -47,7 +48,9 @@ enum {
     MESH,
     PIPE,
     RECOMPUTE,
+    ORDER,
     ZERO,
+    SHARD,
     BUCKET,
     OVERLAP,
     THREADS,
@@ -92,17 +95,31 @@ static int leaves_of(const mesh_level *mesh)
     }
 }
 
+/* Sharding groups: of all data ranks, the smallest and the largest that are fewer, where there are such. */
+static int shard_ranks_of(const mesh_level *mesh, int level)
+{
+    int found = mesh->data;
+    for (int s = 2; s < mesh->data; s++)
+        if (mesh->data % s == 0 && level > 0 && (level == 2 || found == mesh->data))
+            found = s;
+    return found;
+}
+
 /* What fixes the bits: reference runs are made for each. Sorted in this order, the less significant last. */
 typedef struct math_key {
-    int model, numerics, batch, leaves, tensor, sequence;
+    int model, numerics, batch, order, leaves, tensor, sequence;
 } math_key;
 
 static math_key key_of(const tr_covering_row *row)
 {
     const mesh_level *mesh = &meshes[row->level[MESH]];
-    return (math_key){
-        row->level[MODEL], row->level[NUMERICS], odd_data(mesh) ? 840 : 24,
-        leaves_of(mesh),   mesh->tensor,         mesh->tensor > 1 ? row->level[SEQUENCE] : 0};
+    return (math_key){row->level[MODEL],
+                      row->level[NUMERICS],
+                      odd_data(mesh) ? 840 : 24,
+                      row->level[ORDER],
+                      leaves_of(mesh),
+                      mesh->tensor,
+                      mesh->tensor > 1 ? row->level[SEQUENCE] : 0};
 }
 
 static int key_compare(const math_key *a, const math_key *b)
@@ -111,6 +128,7 @@ static int key_compare(const math_key *a, const math_key *b)
            : a->model != b->model       ? a->model - b->model
            : a->numerics != b->numerics ? a->numerics - b->numerics
            : a->batch != b->batch       ? a->batch - b->batch
+           : a->order != b->order       ? a->order - b->order
            : a->leaves != b->leaves     ? a->leaves - b->leaves
            : a->tensor != b->tensor     ? a->tensor - b->tensor
                                         : a->sequence - b->sequence;
@@ -126,24 +144,27 @@ static int row_compare(const void *a, const void *b)
 static char *math_text(const math_key *key)
 {
     return tr_format("model.layers=10 train.precision=%s model.dropout=%g train.global_batch=%d "
-                     "train.micro_batch=%d train.reduction_leaves=%d train.clip=0.5 "
+                     "train.micro_batch=%d train.reduction_order=%s train.reduction_leaves=%d "
+                     "train.clip=0.5 "
                      "train.eval_batches=1 parallel.tensor=%d parallel.sequence=%s",
                      numerics[key->numerics].precision, numerics[key->numerics].dropout, key->batch,
-                     key->batch == 840 ? 12 : 1, key->leaves, key->tensor, switches[key->sequence]);
+                     key->batch == 840 ? 12 : 1, orders[key->order], key->leaves, key->tensor,
+                     switches[key->sequence]);
 }
 
 static char *row_text(const tr_covering_row *row)
 {
     const int *level = row->level;
     const mesh_level *mesh = &meshes[level[MESH]];
-    return tr_format("parallel.data=%d parallel.pipeline=%d parallel.schedule=%s "
-                     "parallel.virtual=%d memory.recompute=%s parallel.zero=%d "
-                     "parallel.bucket_mb=%s parallel.overlap=%s device.threads=%d "
-                     "parallel.inside=%s",
-                     mesh->data, mesh->pipeline, pipes[level[PIPE]].schedule,
-                     pipes[level[PIPE]].chunks, recomputes[level[RECOMPUTE]], level[ZERO],
-                     buckets[level[BUCKET]], switches[level[OVERLAP]], 1 + level[THREADS],
-                     transports[level[INSIDE]]);
+    return tr_format(
+        "parallel.data=%d parallel.pipeline=%d parallel.schedule=%s "
+        "parallel.virtual=%d memory.recompute=%s parallel.zero=%d "
+        "parallel.shard_ranks=%d parallel.bucket_mb=%s parallel.overlap=%s device.threads=%d "
+        "parallel.inside=%s",
+        mesh->data, mesh->pipeline, pipes[level[PIPE]].schedule, pipes[level[PIPE]].chunks,
+        recomputes[level[RECOMPUTE]], level[ZERO], shard_ranks_of(mesh, level[SHARD]),
+        buckets[level[BUCKET]], switches[level[OVERLAP]], 1 + level[THREADS],
+        transports[level[INSIDE]]);
 }
 
 /* What rounding may do to a step-1 gradient. */
@@ -199,7 +220,7 @@ static void references_turn(fx_job *job, references *r, const math_key *key)
     if (!same_batch) {
         r->has_other = false;
         reference_measure(job, r, &whole, &r->whole);
-    } else if (r->key.leaves != key->leaves) {
+    } else if (r->key.order != key->order || r->key.leaves != key->leaves) {
         if (!r->has_other) {
             fx_outcome_clear(&r->other);
             r->other = r->whole;
@@ -242,7 +263,9 @@ static void covering_run(fx_job *job, int strength)
                                                  [MESH] = COUNT(meshes),
                                                  [PIPE] = COUNT(pipes),
                                                  [RECOMPUTE] = COUNT(recomputes),
-                                                 [ZERO] = 2,
+                                                 [ORDER] = COUNT(orders),
+                                                 [ZERO] = 3,
+                                                 [SHARD] = 3,
                                                  [BUCKET] = COUNT(buckets),
                                                  [OVERLAP] = 2,
                                                  [THREADS] = 2,
@@ -282,6 +305,7 @@ static void wide_run(fx_job *job)
         "parallel.data=2 parallel.pipeline=2 memory.recompute=selective",
         "parallel.data=4 parallel.zero=0 parallel.bucket_mb=1 device.threads=2",
         "parallel.data=8 parallel.overlap=false memory.recompute=full",
+        "parallel.data=4 parallel.zero=2 parallel.shard_ranks=2",
         "parallel.pipeline=2 parallel.schedule=gpipe device.threads=2"};
     for (int model = 0; model < COUNT(models); model++) {
         fx_outcome reference, outcome;

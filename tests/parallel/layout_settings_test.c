@@ -8,7 +8,9 @@
  *     parallel.virtual         bytes on the pipeline group
  *     parallel.schedule        microbatches in flight
  *     parallel.stages          blocks per rank
- *     parallel.zero            bytes of the optimizer; bytes on the data group
+ *     parallel.zero            bytes of the optimizer and of gradients; bytes on the data group
+ *     parallel.shard_ranks     bytes of the optimizer; bytes on the groups inside and across
+ *     train.reduction_order    bytes on the data group (what it does to the bits: layout_matrix.c)
  *     parallel.sequence        rows of a norm; operations of the tensor group; bytes of activations
  *     parallel.bucket_mb       operations of the data group; bytes of communication memory
  *     parallel.overlap         operations of the data group when the last weight gradient is computed, and at the fourth attention
@@ -99,7 +101,7 @@ typedef struct footprint {
     double weight_products, multiplies, attentions, activations, norm_rows;
     double early_operations;   /* of the data group, posted before the last weight gradient */
     double forward_operations; /* of the data group, posted before the fourth attention */
-    group_counts data, tensor, pipeline;
+    group_counts data, shard, replica, tensor, pipeline;
     double in_flight;
     double memory[TR_MEM_NUM];
     double threads;
@@ -142,7 +144,8 @@ static footprint footprint_take(fx_job *job, const char *layout)
     if (fx.run != NULL) {
         tr_run *run = fx.run;
         group_counts data = counts_of(run->data), tensor = counts_of(run->tensor),
-                     pipeline = counts_of(run->pipeline);
+                     pipeline = counts_of(run->pipeline), shard = counts_of(run->shard),
+                     replica = counts_of(run->replica);
         counted.weight_products = counted.attentions = counted.activations = 0;
         counted.multiplies = 0;
         fx_step(&fx, &metrics);
@@ -154,6 +157,8 @@ static footprint footprint_take(fx_job *job, const char *layout)
         f.early_operations = (double)counted.data_operations - data.operations;
         f.forward_operations = (double)counted.forward_operations - data.operations;
         f.data = counts_less(counts_of(run->data), data);
+        f.shard = counts_less(counts_of(run->shard), shard);
+        f.replica = counts_less(counts_of(run->replica), replica);
         f.tensor = counts_less(counts_of(run->tensor), tensor);
         f.pipeline = counts_less(counts_of(run->pipeline), pipeline);
         f.in_flight = tr_pipeline_exec_peak_live(run->stage.train_exec);
@@ -258,6 +263,38 @@ static void data_settings(fx_job *job)
            late.forward_operations);
     expect(job, one.data.operations == late.data.operations, "overlap: operations",
            one.data.operations, late.data.operations);
+}
+
+static void sharding_settings(fx_job *job)
+{
+    if (!fx_case(job, "parallel.zero 2, shard_ranks, train.reduction_order"))
+        return;
+    static const char blocks[] = "train.reduction_order=blocks train.reduction_leaves=4",
+                      rounds[] = "train.reduction_order=rounds train.reduction_leaves=4";
+    char *texts[4] = {tr_format("parallel.data=4 %s", blocks),
+                      tr_format("parallel.data=4 %s", rounds),
+                      tr_format("parallel.data=4 parallel.zero=2 %s", rounds),
+                      tr_format("parallel.data=4 parallel.shard_ranks=2 %s", blocks)};
+    footprint one = footprint_take(job, texts[0]), exchanged = footprint_take(job, texts[1]),
+              two = footprint_take(job, texts[2]), halves = footprint_take(job, texts[3]);
+    for (int i = 0; i < 4; i++)
+        tr_free(texts[i]);
+    expect(job, two.memory[TR_MEM_GRADIENTS] < 0.6 * one.memory[TR_MEM_GRADIENTS],
+           "zero 2: gradient bytes", two.memory[TR_MEM_GRADIENTS], one.memory[TR_MEM_GRADIENTS]);
+    /* Blocks: gradients and weights once each; rounds: gradients of both microbatches. */
+    expect(job, exchanged.data.bytes > 1.45 * one.data.bytes, "rounds: bytes", exchanged.data.bytes,
+           one.data.bytes);
+    expect(job, two.data.bytes == exchanged.data.bytes, "zero 2: bytes", two.data.bytes,
+           exchanged.data.bytes);
+    expect(job, exchanged.memory[TR_MEM_GRADIENTS] > 1.2 * one.memory[TR_MEM_GRADIENTS],
+           "rounds in whole buffers: gradient bytes", exchanged.memory[TR_MEM_GRADIENTS],
+           one.memory[TR_MEM_GRADIENTS]);
+    double masters = halves.memory[TR_MEM_OPTIMIZER] / one.memory[TR_MEM_OPTIMIZER];
+    expect(job, masters > 1.9 && masters < 2.1, "shard_ranks: optimizer bytes",
+           halves.memory[TR_MEM_OPTIMIZER], one.memory[TR_MEM_OPTIMIZER]);
+    /* Inside go half of the gradients and of the weights; across a quarter of the gradients, twice. */
+    expect(job, halves.data.bytes == 0 && halves.shard.bytes > 1.9 * halves.replica.bytes,
+           "shard_ranks: bytes inside and across", halves.shard.bytes, halves.replica.bytes);
 }
 
 static void tensor_settings(fx_job *job)
@@ -368,6 +405,7 @@ int main(int argc, char **argv)
     axes(&job);
     pipeline_settings(&job);
     data_settings(&job);
+    sharding_settings(&job);
     tensor_settings(&job);
     recompute(&job);
     inside(&job);

@@ -8,8 +8,9 @@
 
 enum { STEPS = 12, MOVES = 4 };
 
-static void moved_run(fx_job *job, const char *folder, const char *model, const char *math,
-                      const char *const layouts[MOVES])
+/* `name`: of the folder of its checkpoints. */
+static void moved_run(fx_job *job, const char *folder, const char *name, const char *model,
+                      const char *math, const char *const layouts[MOVES])
 {
     tr_metrics straight[STEPS], metrics;
     fx_run fx;
@@ -23,7 +24,7 @@ static void moved_run(fx_job *job, const char *folder, const char *model, const 
     tr_free(text);
     for (int m = 0, step = 0; m < MOVES; m++) {
         bool resumed = m == 0;
-        text = tr_format("%s %s checkpoint.dir=%s/%s", math, layouts[m], folder, model);
+        text = tr_format("%s %s checkpoint.dir=%s/%s", math, layouts[m], folder, name);
         fx_open(job, &fx, model, text, NULL, NULL);
         if (fx.run != NULL && m > 0)
             fx_need(job, tr_run_resume(fx.run, &resumed));
@@ -63,16 +64,36 @@ int main(int argc, char **argv)
         "parallel.data=8 parallel.zero=0", "parallel.data=4 parallel.pipeline=2",
         "parallel.data=2 parallel.pipeline=4 memory.recompute=full parallel.bucket_mb=0.01",
         "parallel.data=1 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved"};
+    static const char *const sharded[MOVES] = {
+        "parallel.data=8 parallel.zero=2",
+        "parallel.data=4 parallel.zero=2 parallel.shard_ranks=2 parallel.bucket_mb=0.01",
+        "parallel.data=2 parallel.zero=1", "parallel.data=1 parallel.zero=2"};
+    static const char *const sharded_mixed[MOVES] = {
+        "parallel.data=8 parallel.zero=1",
+        "parallel.data=4 parallel.pipeline=2 parallel.zero=2 memory.recompute=selective",
+        "parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved "
+        "parallel.zero=2",
+        "parallel.data=1 parallel.zero=0 parallel.pipeline=4"};
     fx_job job = fx_begin(&argc, &argv);
     char folder[FX_FOLDER];
     fx_folder_make(&job, folder);
     if (fx_case(&job, "a run moved over data sizes 8, 4, 2, 1"))
-        moved_run(&job, folder, "g",
+        moved_run(&job, folder, "blocks", "g",
                   "model.dropout=0.1 train.reduction_leaves=8 train.steps=12 train.warmup_steps=3",
                   data_only);
     if (fx_case(&job, "a run moved over data and pipeline sizes"))
-        moved_run(&job, folder, "l", "train.precision=bf16 train.reduction_leaves=8 train.steps=12",
-                  mixed);
+        moved_run(&job, folder, "mixed", "l",
+                  "train.precision=bf16 train.reduction_leaves=8 train.steps=12", mixed);
+    if (fx_case(&job, "a run in rounds moved over data sizes 8, 4, 2, 1, sharded"))
+        moved_run(&job, folder, "rounds", "g",
+                  "model.dropout=0.1 train.reduction_order=rounds train.reduction_leaves=8 "
+                  "train.global_batch=16 train.steps=12 train.warmup_steps=3",
+                  sharded);
+    if (fx_case(&job, "a run in rounds moved over data and pipeline sizes, sharded"))
+        moved_run(&job, folder, "rounds-mixed", "l",
+                  "train.precision=bf16 train.reduction_order=rounds train.reduction_leaves=8 "
+                  "train.global_batch=16 train.steps=12",
+                  sharded_mixed);
     fx_folder_remove(&job, folder);
     return fx_end(&job);
 }

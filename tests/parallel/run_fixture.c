@@ -104,7 +104,7 @@ static int32_t token_at(uint64_t sample, int64_t t, int64_t vocab)
 }
 
 static tr_status batch_make(void *context, int64_t step, uint64_t first_sample,
-                            int first_microbatch, int num_microbatches, tr_run_batch *batch)
+                            const int *microbatches, int num_microbatches, tr_run_batch *batch)
 {
     fx_source *source = ((fx_run *)context)->source;
     int64_t sequences = num_microbatches * source->micro_batch, length = source->seq_len;
@@ -117,7 +117,9 @@ static tr_status batch_make(void *context, int64_t step, uint64_t first_sample,
         source->capacity = sequences;
     }
     for (int64_t s = 0; s < sequences; s++) {
-        uint64_t sample = first_sample + (uint64_t)(first_microbatch * source->micro_batch + s);
+        uint64_t sample =
+            first_sample + (uint64_t)(microbatches[s / source->micro_batch] * source->micro_batch +
+                                      s % source->micro_batch);
         uint64_t text = source->same_sample ? 0 : sample;
         source->samples[s] = sample;
         for (int64_t t = 0; t < length; t++) {

@@ -28,7 +28,7 @@ static int32_t token_at(uint64_t sample, int64_t t, int64_t vocab)
 }
 
 static tr_status batch_make(void *context, int64_t step, uint64_t first_sample,
-                            int first_microbatch, int num_microbatches, tr_run_batch *batch)
+                            const int *microbatches, int num_microbatches, tr_run_batch *batch)
 {
     tokens *t = context;
     int64_t sequences = num_microbatches * t->micro_batch;
@@ -40,7 +40,9 @@ static tr_status batch_make(void *context, int64_t step, uint64_t first_sample,
         t->count = sequences;
     }
     for (int64_t s = 0; s < sequences; s++) {
-        uint64_t sample = first_sample + (uint64_t)(first_microbatch * t->micro_batch + s);
+        uint64_t sample =
+            first_sample +
+            (uint64_t)(microbatches[s / t->micro_batch] * t->micro_batch + s % t->micro_batch);
         t->samples[s] = sample;
         for (int64_t i = 0; i < t->seq_len; i++) {
             t->tokens[s * t->seq_len + i] = token_at(sample, i, t->vocab);

@@ -130,6 +130,52 @@ static void test_reduction_tree(void **state)
     tr_config_clear(&cfg);
 }
 
+/* What is open becomes what the first layout follows at no cost; rounds cover more data sizes. */
+static void test_reduction_order(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    static const struct {
+        const char *text;
+        tr_reduction_order order;
+    } opens[] = {{"parallel.zero=0", TR_REDUCTION_BLOCKS},
+                 {"", TR_REDUCTION_BLOCKS},
+                 {"parallel.zero=2", TR_REDUCTION_ROUNDS},
+                 {"parallel.zero=2 train.reduction_order=blocks", TR_REDUCTION_BLOCKS}};
+    for (size_t i = 0; i < sizeof opens / sizeof *opens; i++) {
+        resolves(&cfg, opens[i].text, 4);
+        assert_int_equal(cfg.train.reduction_order, opens[i].order);
+        assert_int_equal(cfg.train.reduction_leaves, 4);
+        tr_config_clear(&cfg);
+    }
+    resolves(&cfg, "train.reduction_order=rounds train.reduction_leaves=24", 8);
+    assert_true(cfg.derived.leaves == 24 && cfg.derived.warnings == NULL);
+    tr_config_clear(&cfg);
+    resolves(&cfg, "train.reduction_order=rounds train.reduction_leaves=8", 3);
+    assert_int_equal(cfg.derived.leaves, 3);
+    assert_non_null(strstr(cfg.derived.warnings, "in order rounds it covers 1, 2, 4 and 8"));
+    tr_config_clear(&cfg);
+}
+
+static void test_sharding_groups(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    refuses("parallel.shard_ranks=4", 6, "parallel.shard_ranks (command line) = 4",
+            "parallel.data = 6", "parallel.shard_ranks = 3 or 6");
+    resolves(&cfg, "", 6);
+    assert_int_equal(cfg.parallel.shard_ranks, 6);
+    tr_config_clear(&cfg);
+    resolves(&cfg, "parallel.shard_ranks=2 parallel.tensor=2", 8);
+    tr_mesh mesh = tr_config_mesh(&cfg, 7); /* data 3, tensor 1 */
+    assert_true(mesh.shard_size == 2 && mesh.shard == 1);
+    assert_true(mesh.replica_size == 2 && mesh.replica == 1);
+    tr_config_clear(&cfg);
+    resolves(&cfg, "parallel.zero=0 parallel.shard_ranks=4", 6); /* nothing is sharded */
+    assert_int_equal(tr_config_mesh(&cfg, 0).shard_size, 1);
+    tr_config_clear(&cfg);
+}
+
 static void test_model_sizes(void **state)
 {
     (void)state;
@@ -277,6 +323,8 @@ int main(void)
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_batch),
         cmocka_unit_test(test_reduction_tree),
+        cmocka_unit_test(test_reduction_order),
+        cmocka_unit_test(test_sharding_groups),
         cmocka_unit_test(test_model_sizes),
         cmocka_unit_test(test_training_numbers),
         cmocka_unit_test(test_tensor_cuts),

@@ -78,6 +78,15 @@ static void write_counting(const char *name, int32_t num_tokens)
     tr_token_writer_close(writer);
 }
 
+/* 0, 1, 2, ... */
+static const int *numbers_from(int first)
+{
+    static int numbers[256];
+    for (int i = 0; i < 256; i++)
+        numbers[i] = i;
+    return numbers + first;
+}
+
 static tr_feed_options one_rank(const char *name, int seq_len, int global_batch)
 {
     return (tr_feed_options){
@@ -85,6 +94,7 @@ static tr_feed_options one_rank(const char *name, int seq_len, int global_batch)
         .seq_len = seq_len,
         .micro_batch = 1,
         .global_batch = global_batch,
+        .microbatches = numbers_from(0),
         .num_microbatches = global_batch,
         .vocab = 1 << 20,
         .prefetch = 2,
@@ -170,20 +180,26 @@ static void test_order_is_the_keyed_permutation(void **state)
     tr_feed_close(feed);
 }
 
-/* Collects global sample n -> sample of the file over all data ranks, for `steps` steps. */
-static void collect(uint64_t *order, int data_ranks, int micro_batch, int global_batch, int steps)
+/* Collects global sample n -> sample of the file over all data ranks, for `steps` steps. A rank's microbatches follow each other, or stand apart. */
+static void collect(uint64_t *order, int data_ranks, int micro_batch, bool apart, int global_batch,
+                    int steps)
 {
     for (int rank = 0; rank < data_ranks; rank++) {
         tr_feed_options options = one_rank("c", 8, global_batch);
         options.micro_batch = micro_batch;
         options.num_microbatches = global_batch / micro_batch / data_ranks;
-        options.first_microbatch = rank * options.num_microbatches;
+        int numbers[64];
+        for (int m = 0; m < options.num_microbatches; m++)
+            numbers[m] = apart ? m * data_ranks + rank : rank * options.num_microbatches + m;
+        options.microbatches = numbers;
         tr_feed *feed = open_feed(&options);
         for (int step = 0; step < steps; step++) {
             tr_batch batch = next(feed);
             size_t rows = (size_t)(options.num_microbatches * micro_batch);
             for (size_t r = 0; r < rows; r++) {
-                assert_true(batch.samples[r] / (uint64_t)global_batch == (uint64_t)step);
+                size_t B = (size_t)micro_batch;
+                assert_int_equal(batch.samples[r], (size_t)step * (size_t)global_batch +
+                                                       (size_t)numbers[r / B] * B + r % B);
                 assert_true(order[batch.samples[r]] == UINT64_MAX);
                 order[batch.samples[r]] = sample_of(&batch, r, 8);
             }
@@ -202,7 +218,7 @@ static void test_each_sample_once_per_epoch_whatever_the_layout(void **state)
     write_counting("c", 8 * SAMPLES + 1);
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         memset(order, 0xff, sizeof order);
-        collect(order, layouts[i][0], layouts[i][1], BATCH, STEPS);
+        collect(order, layouts[i][0], layouts[i][1], i % 2 == 1, BATCH, STEPS);
         if (i == 0)
             memcpy(first, order, sizeof first);
         assert_memory_equal(order, first, sizeof first); /* so also the set of each step */
@@ -329,7 +345,7 @@ static void test_evaluation_counts_each_sample_once(void **state)
         tr_feed_options options = one_rank("c", 8, 4);
         options.shuffle = false;
         options.num_microbatches = 2;
-        options.first_microbatch = 2 * rank;
+        options.microbatches = numbers_from(2 * rank);
         tr_feed *feed = open_feed(&options);
         assert_int_equal(tr_feed_get_info(feed)->pass_steps, 3);
         for (int pass = 0; pass < 2; pass++) {

@@ -208,7 +208,8 @@ static void test_diff_names_both_values(void **state)
     char *mathematics = tr_config_diff(&a, &b, TR_HALF_MATHEMATICS);
     assert_string_equal(mathematics, "train.lr: 0.0006 / 0.0003");
     char *layout = tr_config_diff(&a, &b, TR_HALF_LAYOUT);
-    assert_string_equal(layout, "parallel.data: 2 / 1\nparallel.tensor: 1 / 2");
+    assert_string_equal(
+        layout, "parallel.data: 2 / 1\nparallel.tensor: 1 / 2\nparallel.shard_ranks: 2 / 1");
     tr_free(mathematics);
     tr_free(layout);
     tr_config_clear(&a);

@@ -1,5 +1,5 @@
-/* The tree over ranks of what each rank combines like a binary counter is the tree over all leaves; and the sum over arrays adds in
- * exactly the order of that tree. Trees are compared as texts such as "((0+1)+2)". */
+/* What ranks sum, combine like a binary counter, and exchange comes to the recorded order of additions; and the sum over arrays adds in
+ * exactly the order of the tree. Trees are compared as texts such as "((0+1)+2)". */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,52 +39,145 @@ static void tree_text(char things[][TEXT], int n, char *out)
     join(out, right);
 }
 
-static void rank_text(int first_leaf, int num_leaves, char *out)
+/* What a rank's microbatches of one exchange come to, leaf by leaf. */
+static void rank_text(const tr_reduce_plan *plan, int rank, int exchange, char *out)
 {
     char slots[8][TEXT];
-    for (int l = 0; l < num_leaves; l++) {
-        tr_leaf_step step = tr_leaf_step_make(l, num_leaves);
-        assert_true(step.slot < tr_leaf_num_slots(num_leaves));
-        snprintf(slots[step.slot], TEXT, "%d", first_leaf + l);
+    int each = tr_reduce_per_exchange(plan);
+    for (int l = 0; l < plan->local_leaves; l++) {
+        tr_leaf_step step = tr_leaf_step_make(l, plan->local_leaves);
+        assert_true(step.slot < tr_leaf_num_slots(plan->local_leaves));
+        for (int i = 0; i < plan->per_leaf; i++) {
+            char number[16];
+            int local = exchange * each + l * plan->per_leaf + i;
+            snprintf(number, sizeof number, "%d", tr_reduce_microbatch(plan, rank, local));
+            if (i == 0)
+                snprintf(slots[step.slot], TEXT, "%s", number);
+            else
+                join(slots[step.slot], number);
+        }
         for (int merge = 1; merge <= step.num_merges; merge++)
             join(slots[step.slot - merge], slots[step.slot - merge + 1]);
     }
     memcpy(out, slots[0], TEXT);
 }
 
-static void test_ranks_follow_leaves(void **state)
+/* The plan's result: exchanges are trees over ranks, combined by a counter that merges what arrives. */
+static void plan_text(const tr_reduce_plan *plan, char *out)
 {
-    (void)state;
-    static char leaves[MAX_LEAVES][TEXT], ranks[MAX_LEAVES][TEXT];
-    int num_checked = 0;
-    for (int R = 1; R <= MAX_LEAVES; R++) {
-        for (int l = 0; l < R; l++)
-            snprintf(leaves[l], TEXT, "%d", l);
-        char expected[TEXT];
-        tree_text(leaves, R, expected);
-        for (int d = 1; d <= R; d++) {
-            if (!tr_leaf_follows(R, d))
-                continue;
-            for (int r = 0; r < d; r++)
-                rank_text(r * (R / d), R / d, ranks[r]);
-            char found[TEXT];
-            tree_text(ranks, d, found);
-            assert_string_equal(found, expected);
-            num_checked++;
+    static char ranks[MAX_LEAVES][TEXT], kept[8][TEXT];
+    for (int e = 0; e < tr_reduce_num_exchanges(plan); e++) {
+        int part = e % plan->parts;
+        tr_leaf_step step = tr_leaf_step_make(part, plan->parts);
+        char sum[TEXT];
+        for (int r = 0; r < plan->data_size; r++)
+            rank_text(plan, r, e, ranks[r]);
+        tree_text(ranks, plan->data_size, sum);
+        for (int k = 1; k <= step.num_merges; k++) {
+            join(kept[step.slot - k], sum);
+            memcpy(sum, kept[step.slot - k], TEXT);
+        }
+        if (part < plan->parts - 1) {
+            assert_true(step.slot - step.num_merges < tr_leaf_num_kept(plan->parts));
+            memcpy(kept[step.slot - step.num_merges], sum, TEXT);
+        } else if (e < plan->parts) {
+            memcpy(out, sum, TEXT);
+        } else {
+            join(out, sum);
         }
     }
-    assert_int_equal(num_checked, 65); /* every (R, d) of powers of two, and d = 1 */
+}
+
+/* The recorded mathematics, as docs/design.md says it. */
+static void order_text(tr_reduction_order order, int M, int R, char *out)
+{
+    static char things[MAX_LEAVES][TEXT];
+    int per_leaf = M / R;
+    if (order == TR_REDUCTION_BLOCKS) {
+        for (int m = 0; m < M; m++) {
+            char number[16];
+            snprintf(number, sizeof number, "%d", m);
+            if (m % per_leaf == 0)
+                snprintf(things[m / per_leaf], TEXT, "%s", number);
+            else
+                join(things[m / per_leaf], number);
+        }
+        tree_text(things, R, out);
+        return;
+    }
+    for (int j = 0; j < M / R; j++) {
+        char round[TEXT];
+        for (int i = 0; i < R; i++)
+            snprintf(things[i], TEXT, "%d", j * R + i);
+        tree_text(things, R, round);
+        if (j == 0)
+            memcpy(out, round, TEXT);
+        else
+            join(out, round);
+    }
+}
+
+/* Every order, batch, tree and data size up to 24 microbatches: the plan adds in exactly the recorded order, each microbatch once. */
+static void test_plans_follow_the_order(void **state)
+{
+    (void)state;
+    int num_checked[3] = {0};
+    for (int order = TR_REDUCTION_BLOCKS; order <= TR_REDUCTION_ROUNDS; order++)
+        for (int M = 1; M <= MAX_LEAVES; M++)
+            for (int R = 1; R <= M; R++) {
+                char expected[TEXT], found[TEXT];
+                if (M % R != 0)
+                    continue;
+                order_text((tr_reduction_order)order, M, R, expected);
+                for (int d = 1; d <= R; d++) {
+                    if (!tr_reduce_covers((tr_reduction_order)order, R, d))
+                        continue;
+                    tr_reduce_plan plan = tr_reduce_plan_make((tr_reduction_order)order, M, R, d);
+                    assert_int_equal(
+                        tr_reduce_per_exchange(&plan) * tr_reduce_num_exchanges(&plan) * d, M);
+                    plan_text(&plan, found);
+                    assert_string_equal(found, expected);
+                    num_checked[order]++;
+                }
+            }
+    assert_true(num_checked[TR_REDUCTION_BLOCKS] > 150);
+    assert_true(num_checked[TR_REDUCTION_ROUNDS] > num_checked[TR_REDUCTION_BLOCKS]);
 }
 
 static void test_who_follows(void **state)
 {
     (void)state;
-    assert_true(tr_leaf_follows(12, 3));
-    assert_true(tr_leaf_follows(12, 6));
-    assert_true(tr_leaf_follows(12, 1));
-    assert_false(tr_leaf_follows(12, 4)); /* three leaves each */
-    assert_false(tr_leaf_follows(12, 5));
-    assert_false(tr_leaf_follows(12, 24));
+    const tr_reduction_order blocks = TR_REDUCTION_BLOCKS, rounds = TR_REDUCTION_ROUNDS;
+    for (int order = TR_REDUCTION_BLOCKS; order <= TR_REDUCTION_ROUNDS; order++) {
+        assert_true(tr_reduce_covers((tr_reduction_order)order, 12, 3));
+        assert_true(tr_reduce_covers((tr_reduction_order)order, 12, 6));
+        assert_true(tr_reduce_covers((tr_reduction_order)order, 12, 1));
+        assert_true(tr_reduce_covers((tr_reduction_order)order, 12, 12));
+        assert_false(tr_reduce_covers((tr_reduction_order)order, 12, 5));
+        assert_false(tr_reduce_covers((tr_reduction_order)order, 12, 24));
+        assert_false(tr_reduce_covers((tr_reduction_order)order, 36, 3)); /* twelve leaves each */
+    }
+    /* Three leaves each: in rounds an exchange is a subtree of four. */
+    assert_false(tr_reduce_covers(blocks, 12, 4));
+    assert_true(tr_reduce_covers(rounds, 12, 4));
+}
+
+/* Accumulators are extra memory: one buffer for an order that the layout follows naturally. */
+static void test_what_a_plan_costs(void **state)
+{
+    (void)state;
+    tr_reduce_plan plan = tr_reduce_plan_make(TR_REDUCTION_BLOCKS, 32, 8, 8);
+    assert_true(plan.per_leaf == 4 && plan.local_leaves == 1 &&
+                tr_reduce_num_exchanges(&plan) == 1);
+    plan = tr_reduce_plan_make(TR_REDUCTION_BLOCKS, 32, 8, 2);
+    assert_true(plan.local_leaves == 4 && tr_leaf_num_slots(plan.local_leaves) == 3);
+    plan = tr_reduce_plan_make(TR_REDUCTION_ROUNDS, 32, 8, 8);
+    assert_true(tr_reduce_per_exchange(&plan) == 1 && plan.rounds == 4 && plan.parts == 1);
+    plan = tr_reduce_plan_make(TR_REDUCTION_ROUNDS, 32, 8, 2);
+    assert_true(tr_reduce_per_exchange(&plan) == 1 && plan.rounds == 4 && plan.parts == 4);
+    assert_int_equal(tr_leaf_num_kept(plan.parts), 2);
+    plan = tr_reduce_plan_make(TR_REDUCTION_ROUNDS, 24, 12, 3);
+    assert_true(plan.local_leaves == 4 && plan.parts == 1 && plan.rounds == 2);
 }
 
 static void test_slots(void **state)
@@ -93,6 +186,9 @@ static void test_slots(void **state)
     const int expected[] = {1, 2, 2, 3, 3, 3, 3, 4};
     for (int n = 1; n <= 8; n++)
         assert_int_equal(tr_leaf_num_slots(n), expected[n - 1]);
+    const int kept[] = {0, 1, 1, 2, 2, 2, 2, 3};
+    for (int n = 1; n <= 8; n++)
+        assert_int_equal(tr_leaf_num_kept(n), kept[n - 1]);
 }
 
 static float reference(const float *const *src, int first, int count, int64_t i)
@@ -151,8 +247,9 @@ static void test_sum_into_source(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks_follow_leaves),
+        cmocka_unit_test(test_plans_follow_the_order),
         cmocka_unit_test(test_who_follows),
+        cmocka_unit_test(test_what_a_plan_costs),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_sum_order),
         cmocka_unit_test(test_sum_into_source),
