@@ -5,7 +5,6 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/philox.h"
 #include "engine/memory_fit.h"
 #include "engine/peak.h"
@@ -275,19 +274,6 @@ static tr_status device_create(tr_run *run)
     return TR_OK;
 }
 
-/* Arithmetic that differs between ranks (processors, libraries) breaks no step, but what is promised bit for bit. */
-static tr_status numerics_compare(tr_run *run)
-{
-    const char *text = tr_cpu_device_numerics();
-    int64_t hash = (int64_t)(tr_hash64(text, strlen(text), 0) >> 1), least[2] = {hash, -hash};
-    TR_TRY(tr_run_min(run, least, 2));
-    if (least[0] != -least[1] && run->mesh.rank == 0)
-        tr_log_warning("the ranks do not all have the arithmetic of rank 0 (%s): results agree "
-                       "within rounding only, on any layout and when resumed",
-                       text);
-    return TR_OK;
-}
-
 static tr_status stage_create(tr_run *run)
 {
     TR_TRY(tr_run_count_bytes(&run->cfg, &run->mesh, run->device, run->bytes));
@@ -317,9 +303,11 @@ tr_status tr_run_open(tr_run **out, const tr_config *cfg, MPI_Comm comm,
     if (callbacks != NULL)
         run->callbacks = *callbacks;
     TR_TRY_GOTO(status, world_create(run, comm), fail);
+    TR_TRY_GOTO(status, tr_run_compare_settings(run), fail);
     TR_TRY_GOTO(status, feeds_open(run), fail);
+    TR_TRY_GOTO(status, tr_run_compare_data(run), fail);
     TR_TRY_GOTO(status, device_create(run), fail);
-    TR_TRY_GOTO(status, numerics_compare(run), fail);
+    TR_TRY_GOTO(status, tr_run_compare_numerics(run), fail);
     TR_TRY_GOTO(status, stage_create(run), fail);
     *out = run;
     return TR_OK;

@@ -48,6 +48,14 @@ tr_status tr_run_sum(tr_run *run, int64_t *values, int count);
 tr_status tr_run_min(tr_run *run, int64_t *values, int count);
 tr_status tr_run_max(tr_run *run, int64_t *values, int count);
 
+/* Collective (run_compare.c). TR_ERR_SETTINGS, naming the first setting that is not the same on all ranks; what a rank may have for itself
+ * (threads, folders of data and logs) is not compared. */
+tr_status tr_run_compare_settings(tr_run *run);
+/* TR_ERR_DATA when the open token files do not have the same number of tokens everywhere. */
+tr_status tr_run_compare_data(tr_run *run);
+/* A warning on rank 0 when processors or libraries differ. */
+tr_status tr_run_compare_numerics(tr_run *run);
+
 /* Opens data.train at the run's data position (a second call closes the first). */
 tr_status tr_run_feed_open(tr_run *run);
 

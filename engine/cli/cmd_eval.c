@@ -14,6 +14,13 @@ static const char usage[] =
     "prints\n"
     "the mean loss over data.valid, or over its first train.eval_batches global batches.\n";
 
+static tr_status data_check(const tr_config *cfg)
+{
+    if (cfg->data.valid != NULL)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS, "trine eval needs data.valid, the token file to evaluate on");
+}
+
 static tr_status run(int argc, char **argv)
 {
     tr_job job;
@@ -23,9 +30,7 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_job_read(&job, argc, argv, false));
     TR_TRY(tr_job_override(&job, "checkpoint.weights_only=true"));
     TR_TRY(tr_job_resolve(&job));
-    if (job.cfg.data.valid == NULL)
-        return tr_job_end(&job, tr_fail(TR_ERR_SETTINGS, "trine eval needs data.valid, the token "
-                                                         "file to evaluate on"));
+    TR_TRY(tr_job_check(&job, data_check(&job.cfg)));
     TR_JOB_TRY(&job, tr_run_open(&job.run, &job.cfg, MPI_COMM_WORLD, NULL));
     TR_JOB_TRY(&job, tr_job_load_weights(&job));
     TR_JOB_TRY(&job, tr_run_evaluate(job.run, &loss));

@@ -151,10 +151,21 @@ static tr_status batch_shrink(tr_job *job)
     snprintf(text, sizeof text, "train.global_batch=%lld", (long long)(data > 0 ? data : 1));
     TR_TRY(tr_job_override(job, text));
     TR_TRY(tr_job_override(job, "train.micro_batch=1"));
+    if (job->cfg.train.seq_len % job->cfg.parallel.tensor != 0) /* one sequence may not divide */
+        TR_TRY(tr_job_override(job, "parallel.sequence=false"));
     /* Takes any number of chunks with one microbatch. */
     TR_TRY(tr_job_override(job, "parallel.schedule=gpipe"));
     job->cfg.train.reduction_leaves = 0; /* nothing is reduced */
     return tr_job_override(job, "checkpoint.weights_only=true");
+}
+
+static tr_status tokenizer_check(const tr_config *cfg)
+{
+    if (cfg->data.tokenizer != NULL && strcmp(cfg->data.tokenizer, "bytes") == 0)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS,
+                   "trine sample needs data.tokenizer bytes to turn text into tokens and back; "
+                   "other tokenizers are not in this version");
 }
 
 static tr_status run(int argc, char **argv)
@@ -167,11 +178,7 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_job_read(&job, argc, argv, false));
     TR_TRY(batch_shrink(&job));
     TR_TRY(tr_job_resolve(&job));
-    if (job.cfg.data.tokenizer == NULL || strcmp(job.cfg.data.tokenizer, "bytes") != 0)
-        return tr_job_end(&job,
-                          tr_fail(TR_ERR_SETTINGS,
-                                  "trine sample needs data.tokenizer bytes to turn text into "
-                                  "tokens and back; other tokenizers are not in this version"));
+    TR_TRY(tr_job_check(&job, tokenizer_check(&job.cfg)));
     static const tr_run_callbacks no_data = {.batch = NULL};
     tr_free(job.cfg.data.train);
     tr_free(job.cfg.data.valid);

@@ -188,14 +188,15 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_job_read(&job, kept, argv, true));
     tr_config *cfgs = TR_NEW_ARRAY(tr_config, (size_t)num_layouts + 1);
     tr_status status = layouts_resolve(&job, layouts, num_layouts, cfgs);
-    outcome first = {0};
-    int agree = 1;
-    for (int i = 0; i < num_layouts && status == TR_OK; i++)
-        agree = layout_run(&job, layouts[i], &cfgs[i], &first) && agree;
     if (status == TR_OK && num_layouts == 0)
         status = tr_fail(TR_ERR_SETTINGS, "trine verify needs layouts, e.g. data=1 data=2,zero=1");
+    TR_TRY(tr_job_check(&job, status));
+    outcome first = {0};
+    int agree = 1;
+    for (int i = 0; i < num_layouts; i++)
+        agree = layout_run(&job, layouts[i], &cfgs[i], &first) && agree;
     MPI_Bcast(&agree, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    if (status == TR_OK && !agree)
+    if (!agree)
         status = tr_fail(TR_ERR_NUMERICS,
                          "a gradient differs from the first layout's by more than "
                          "%g, see the lines above",

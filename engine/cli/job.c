@@ -13,12 +13,16 @@
 
 tr_status tr_job_check(tr_job *job, tr_status status)
 {
-    if (status == TR_OK)
+    struct {
+        int rank, status;
+    } own = {status != TR_OK ? job->rank : job->size, (int)status}, first;
+    MPI_Allreduce(&own, &first, 1, MPI_2INT, MPI_MINLOC, MPI_COMM_WORLD);
+    if (first.rank == job->size)
         return TR_OK;
-    if (job->rank != 0)
+    if (job->rank != first.rank)
         tr_cli_quiet();
     MPI_Finalize();
-    return status;
+    return (tr_status)first.status;
 }
 
 tr_status tr_job_start(tr_job *job)

@@ -1,6 +1,7 @@
 /* A job: what the verbs that run under mpiexec share. MPI, the configuration on every rank, and one way to fail.
  *
- * Settings are read by every rank alike, so their errors are reported by rank 0 only and all ranks end with the same code. Later failures may be one rank's own: it
+ * Settings are read by every rank for itself, and most errors in them are seen by all. Some are not: a file that one node lacks, standard input, which rank 0 alone has. So the ranks agree
+ * after each such step: the lowest one that failed reports, and all end with its code. Later failures may be one rank's own: it
  * speaks and ends the job with MPI_Abort. One thread. */
 #ifndef TR_ENGINE_CLI_JOB_H
 #define TR_ENGINE_CLI_JOB_H
@@ -19,7 +20,7 @@ typedef struct tr_job {
 
 /* MPI_Init; the launcher is checked. On failure MPI is finalised. */
 tr_status tr_job_start(tr_job *job);
-/* Passes on what a verb found out about its options, the same on every rank; failure as in tr_job_start. */
+/* Collective: TR_OK where every rank brings TR_OK. Else the lowest rank that failed is the one that main lets speak, MPI is finalised, and every rank returns that rank's status. */
 tr_status tr_job_check(tr_job *job, tr_status status);
 /* The configuration of argv (VERB CONFIG [key=value ...]), not yet resolved; failure as in tr_job_start. */
 tr_status tr_job_read(tr_job *job, int argc, char **argv, bool needs_data);

@@ -221,6 +221,9 @@ char *tr_config_batch_text(const tr_config *cfg);
  * The caller frees it with tr_free. */
 char *tr_config_diff(const tr_config *a, const tr_config *b, tr_half half);
 
+/* The settings one after the other, for who looks at all of them: the name of number `index`, NULL
+ * behind the last. */
+const char *tr_config_name(size_t index);
 /* The value of one setting as text, as the dump writes it; NULL for a name that is no setting. The
  * caller frees it with tr_free. */
 char *tr_config_get(const tr_config *cfg, const char *name);

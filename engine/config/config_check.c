@@ -71,6 +71,44 @@ tr_status tr_config_check_model(const tr_config *cfg)
     return TR_OK;
 }
 
+/* Bytes of the whole model's state, and of everything that the tokens of one data rank's step can keep
+ * alive, without a layout: an upper bound that only has to be right within a power of ten. */
+static double bytes_of(const tr_config *cfg, double tokens)
+{
+    double hidden = (double)cfg->model.hidden, layers = (double)cfg->model.layers;
+    double ffn = (double)cfg->model.ffn, vocab = (double)cfg->model.vocab;
+    double heads = (double)cfg->model.heads, kv_heads = (double)cfg->model.kv_heads;
+    double queries = heads * (double)cfg->model.head_dim;
+    double keys = kv_heads * (double)cfg->model.head_dim;
+    double layer = hidden * (2 * queries + 2 * keys + 3 * ffn + 8);
+    double outer = hidden * (2 * vocab + (double)cfg->model.max_positions + 2);
+    double token = layers * (8 * hidden + 4 * queries + 4 * keys + 4 * ffn) + 2 * vocab;
+    return 20 * (layers * layer + outer) + 8 * tokens * token;
+}
+
+tr_status tr_config_check_bytes(const tr_config *cfg)
+{
+    static const double most = 0x1p60; /* sums of a few of these fit 64 bits */
+    double model = bytes_of(cfg, 0);
+    if (model > most)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "the model's state comes to about %.1e bytes (%s %" PRId64
+                       " x hidden %" PRId64 ", ffn %" PRId64 ", vocab %" PRId64
+                       "), more than the %.1e that this version counts: use smaller sizes",
+                       model, tr_setting_cite(cfg, "model.layers"), cfg->model.layers,
+                       cfg->model.hidden, cfg->model.ffn, cfg->model.vocab, most);
+    double sequences = (double)cfg->train.global_batch / (double)cfg->parallel.data;
+    double all = bytes_of(cfg, sequences * (double)cfg->train.seq_len);
+    if (all > most)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "a data rank's step of %.0f sequences (%s %" PRId64 ") of %" PRId64
+                       " tokens comes to about %.1e bytes, more than the %.1e that "
+                       "this version counts: use a smaller batch or train.seq_len",
+                       sequences, tr_setting_cite(cfg, "train.global_batch"),
+                       cfg->train.global_batch, cfg->train.seq_len, all, most);
+    return TR_OK;
+}
+
 tr_status tr_config_check_train(const tr_config *cfg)
 {
     int64_t sequences, tokens;

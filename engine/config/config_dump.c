@@ -60,7 +60,9 @@ static void write_origin(FILE *out, const struct tr_config_origin *origin)
         fprintf(out, "preset %s", origin->place);
         break;
     case TR_ORIGIN_FILE:
-        fputs(origin->place, out);
+        /* In a comment: a name must not end the line. */
+        for (const char *at = origin->place; *at; at++)
+            fputc((unsigned char)*at < 0x20 || *at == 0x7f ? '?' : *at, out);
         break;
     case TR_ORIGIN_COMMAND_LINE:
         fputs("command line", out);
@@ -126,6 +128,11 @@ char *tr_config_diff(const tr_config *a, const tr_config *b, tr_half half)
         tr_free(value_b);
     }
     return text;
+}
+
+const char *tr_config_name(size_t index)
+{
+    return index < tr_num_settings ? tr_settings[index].name : NULL;
 }
 
 char *tr_config_get(const tr_config *cfg, const char *name)

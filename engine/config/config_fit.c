@@ -122,9 +122,16 @@ static tr_status refuse_product(const tr_config *cfg, int64_t product)
 
 tr_status tr_config_fit_ranks(tr_config *cfg, int64_t num_ranks)
 {
+    enum { MOST_RANKS = 1 << 20 };
     int64_t product = cfg->parallel.tensor * cfg->parallel.pipeline;
     cfg->derived.num_ranks =
         num_ranks ? num_ranks : product * (cfg->parallel.data ? cfg->parallel.data : 1);
+    if (cfg->derived.num_ranks > MOST_RANKS)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "parallel.data %" PRId64 " x parallel.tensor %" PRId64
+                       " x parallel.pipeline %" PRId64 " = %" PRId64 " ranks: use at most %d",
+                       cfg->parallel.data, cfg->parallel.tensor, cfg->parallel.pipeline,
+                       cfg->derived.num_ranks, MOST_RANKS);
     if (cfg->parallel.data == 0) {
         if (cfg->derived.num_ranks % product != 0)
             return refuse_ranks(cfg, product);

@@ -98,6 +98,7 @@ tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
     fill_open(cfg);
     TR_TRY(tr_config_fit_ranks(cfg, num_ranks));
     TR_TRY(tr_config_fit_batch(cfg));
+    TR_TRY(tr_config_check_bytes(cfg));
     TR_TRY(tr_config_fit_cuts(cfg));
     TR_TRY(tr_config_fit_stages(cfg));
     cfg->derived.resolved = true;

@@ -149,6 +149,22 @@ static tr_status parse_u64(tr_config *cfg, const tr_setting *row, const char *wh
     return TR_OK;
 }
 
+/* Kernels take these numbers in fp32: one that a range keeps above 0 or below 1 must be so there too. */
+static tr_status check_rounded(const tr_setting *row, const char *where, const char *text,
+                               double value)
+{
+    bool low = row->min == TR_SETTING_TINY && (float)value == 0.0f;
+    bool high = row->below_max && (float)value >= (float)row->max;
+    if (!low && !high)
+        return TR_OK;
+    char *values = tr_setting_values(row);
+    tr_status status =
+        tr_fail(TR_ERR_SETTINGS, "%s: %s = %s comes to %g in fp32, and is used so: expected %s",
+                where, row->name, text, (double)(float)value, values);
+    tr_free(values);
+    return status;
+}
+
 static tr_status parse_real(tr_config *cfg, const tr_setting *row, const char *where,
                             const char *text)
 {
@@ -160,6 +176,7 @@ static tr_status parse_real(tr_config *cfg, const tr_setting *row, const char *w
         value = strtod(text, NULL);
         if (!isfinite(value) || !in_range(row, value))
             return refuse_value(row, where, text);
+        TR_TRY(check_rounded(row, where, text, value));
         if (row->power_of_two && !is_power_of_two(value)) {
             double below = exp2(floor(log2(value)));
             return tr_fail(TR_ERR_SETTINGS,

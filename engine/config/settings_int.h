@@ -103,6 +103,7 @@ void tr_config_warn(tr_config *cfg, char *line);
 void tr_config_apply_preset(tr_config *cfg);
 tr_status tr_config_check_model(const tr_config *cfg);
 tr_status tr_config_check_train(const tr_config *cfg);
+tr_status tr_config_check_bytes(const tr_config *cfg); /* after tr_config_fit_batch */
 tr_status tr_config_fit_ranks(tr_config *cfg, int64_t num_ranks);
 tr_status tr_config_fit_batch(tr_config *cfg);
 tr_status tr_config_fit_cuts(tr_config *cfg);

@@ -57,6 +57,31 @@ what='plan for ranks that do not fit'
 job 1 plan $config --ranks 6 parallel.tensor=2 parallel.pipeline=2
 expect 2 'needs a multiple of 4'
 
+# What is wrong on one rank only, or not the same on all, is told by one rank and ends all of them.
+# apart PATTERN CODE WORDS0 WORDS1: two ranks, each with its own words.
+apart()
+{
+    what="$3 / $4"
+    begin=$(date +%s%N)
+    # shellcheck disable=SC2086
+    timeout -k 5 60 "$mpiexec" -n 1 "$trine" train $3 $common : -n 1 "$trine" train $4 $common </dev/null >"$scratch/out" 2>"$scratch/err"
+    code=$?
+    seconds=$((($(date +%s%N) - begin) / 1000000000))
+    expect "$2" "$1"
+    [ $seconds -lt 20 ] || fail "$what: took $seconds s to refuse"
+    rm -rf "$scratch/run"
+}
+apart 'rank 1: cannot open the configuration none.yaml' 2 $config none.yaml
+apart 'cannot open the configuration none.yaml' 2 none.yaml $config
+apart 'rank 1: .*unknown setting train.stesp' 2 $config "$config train.stesp=3"
+apart 'train.lr is not the same on all ranks' 2 "$config train.lr=1e-3" "$config train.lr=2e-3"
+apart 'parallel.data is not the same on all ranks' 2 "$config parallel.data=2" "$config parallel.pipeline=2"
+data other 50
+common="run.dir=$scratch/run"
+apart 'data.train is not the same file on all ranks' 3 "$config data.train=$scratch/text" "$config data.train=$scratch/other"
+apart '3/3 ' 0 "$config data.train=$scratch/text train.steps=3 train.global_batch=2 device.threads=1" "$config data.train=$scratch/text.bin train.steps=3 train.global_batch=2 device.threads=2"
+common="data.train=$scratch/text run.dir=$scratch/run"
+
 # Where two of three are given, the third is printed.
 what='derived sizes'
 job 1 plan $config --ranks 6 parallel.tensor=2

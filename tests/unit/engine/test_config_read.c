@@ -258,9 +258,46 @@ static void test_nearest_numbers(void **state)
     }
 }
 
+/* Kernels take them in fp32. */
+static void test_numbers_keep_their_range_in_fp32(void **state)
+{
+    (void)state;
+    refuses_override("train.eps=1e-50", "train.eps = 1e-50 comes to 0 in fp32", "more than 0");
+    refuses_override("model.norm_eps=1e-60", "comes to 0 in fp32");
+    refuses_override("model.dropout=0.99999999", "comes to 1 in fp32", "below 1");
+    refuses_override("train.beta2=0.9999999999", "train.beta2 = 0.9999999999 comes to 1 in fp32");
+    refuses_override("train.beta1=0.99999999", "comes to 1 in fp32");
+    tr_config cfg;
+    tr_config_init(&cfg);
+    assert_int_equal(tr_config_override(&cfg, "train.beta2=0.9999999"), TR_OK);
+    assert_int_equal(tr_config_override(&cfg, "train.eps=1e-30"), TR_OK);
+    assert_int_equal(tr_config_override(&cfg, "model.rope_theta=1e200"), TR_OK);
+    tr_config_clear(&cfg);
+}
+
+/* A dump is read back whatever the file was called. */
+static void test_a_file_name_ends_no_comment(void **state)
+{
+    (void)state;
+    tr_config cfg, again;
+    tr_config_init(&cfg);
+    assert_int_equal(
+        tr_config_read_text(&cfg, "a\nmodel: {layers: 7}\n#", fixture_yaml, strlen(fixture_yaml)),
+        TR_OK);
+    assert_int_equal(tr_config_resolve(&cfg, 1), TR_OK);
+    char *text = tr_config_dump(&cfg);
+    assert_int_equal(fixture_read(&again, text), TR_OK);
+    assert_int_equal(again.model.layers, 4);
+    tr_free(text);
+    tr_config_clear(&again);
+    tr_config_clear(&cfg);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers_keep_their_range_in_fp32),
+        cmocka_unit_test(test_a_file_name_ends_no_comment),
         cmocka_unit_test(test_reads_sections),
         cmocka_unit_test(test_last_override_wins),
         cmocka_unit_test(test_misspelt_key),

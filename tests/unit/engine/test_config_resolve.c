@@ -314,9 +314,31 @@ static void test_batch_text_has_both_ways(void **state)
     tr_config_clear(&cfg);
 }
 
+/* What overflows 64 bits is refused before anything is counted with it. */
+static void test_impossible_sizes_are_refused(void **state)
+{
+    (void)state;
+    refuses("model.layers=65536 model.hidden=16777216 model.ffn=16777216 model.head_dim=2", 1,
+            "the model's state comes to about", "model.layers (command line) 65536");
+    refuses("model.heads=65536 model.kv_heads=65536 model.head_dim=65536 model.hidden=16777216 "
+            "model.layers=256",
+            1, "the model's state comes to about");
+    refuses("train.seq_len=16777216 train.micro_batch=1048576 train.global_batch=1048576 "
+            "train.steps=1 model.hidden=65536",
+            1, "a data rank's step of 1048576 sequences (train.global_batch (command line)");
+    refuses("parallel.data=1048576 parallel.tensor=8 parallel.pipeline=512 model.heads=8 "
+            "model.layers=512",
+            0, "= 4294967296 ranks: use at most 1048576");
+    accepts("model.layers=126 model.hidden=16384 model.heads=128 model.kv_heads=8 model.ffn=53248 "
+            "model.vocab=128256 train.seq_len=8192 train.global_batch=2048 parallel.data=16 "
+            "parallel.tensor=8 parallel.pipeline=16",
+            0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_impossible_sizes_are_refused),
         cmocka_unit_test(test_open_ends_are_derived),
         cmocka_unit_test(test_number_of_ranks_may_be_unknown),
         cmocka_unit_test(test_missing_settings_are_listed),
