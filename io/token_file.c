@@ -45,7 +45,8 @@ uint64_t tr_load_u64(const unsigned char *at)
 tr_status tr_token_map_open(tr_token_map *map, const char *path)
 {
     struct stat about;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: a pipe that nobody writes would hold the job up before it is seen to be one. */
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return tr_fail_errno(TR_ERR_DATA, errno, "%s: cannot open the token file", path);
     if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode)) {
@@ -93,7 +94,7 @@ static bool ends_with(const char *text, const char *end)
 static size_t read_head(const char *path, unsigned char bytes[32])
 {
     memset(bytes, 0, 32);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return 0;
     ssize_t size = pread(fd, bytes, 32, 0);
@@ -113,6 +114,9 @@ static tr_status open_pair(tr_token_file *file, const char *prefix, size_t prefi
 
 static tr_status refuse(const char *path, size_t head_size)
 {
+    struct stat about;
+    if (head_size == 0 && stat(path, &about) == 0 && !S_ISREG(about.st_mode))
+        return tr_fail(TR_ERR_DATA, "%s: a token file must be a regular file", path);
     if (head_size == 0 && !file_exists(path))
         return tr_fail(
             TR_ERR_DATA,

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,13 +34,32 @@ struct tr_token_writer {
     bool committed;
 };
 
+/* Locks the file before it is cut: two writers of one name, in two processes or under two spellings
+ * in this one, would mix their tokens. What a killed one left is nobody's and is taken over; a file
+ * that got its final name while this opened it is left alone. */
 static tr_status write_file_open(write_file *file, char *path)
 {
+    struct stat opened, named;
     file->path = path;
     file->buffer = TR_NEW_ARRAY(unsigned char, BUFFER_BYTES);
-    file->fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file->fd < 0)
-        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", path);
+    for (;;) {
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", path);
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            close(fd);
+            return tr_fail(TR_ERR_IO, "%s: is being written already; use another output name",
+                           path);
+        }
+        if (fstat(fd, &opened) == 0 && stat(path, &named) == 0 && opened.st_dev == named.st_dev &&
+            opened.st_ino == named.st_ino) {
+            file->fd = fd;
+            break;
+        }
+        close(fd);
+    }
+    if (ftruncate(file->fd, 0) != 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot empty the file", path);
     return TR_OK;
 }
 

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -206,6 +207,10 @@ static void test_cut_or_missing_bin_is_refused(void **state)
     expect_refused("nothing-here", "no such token file");
     scratch_write(scratch_path("text.txt"), "hello, these are words", 22);
     expect_refused("text.txt", "not a token file");
+    /* A pipe without a writer must not hold the reader up. */
+    assert_int_equal(mkfifo(scratch_path("pipe.bin"), 0600), 0);
+    expect_refused("pipe.bin", "must be a regular file");
+    expect_refused(".", "must be a regular file");
 }
 
 /* Writes an index of `count` sequences, one document each, with the given lengths and byte

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -211,6 +212,35 @@ static void test_an_unwritable_place_is_an_error(void **state)
     assert_null(writer);
 }
 
+static void test_a_name_has_one_writer_at_a_time(void **state)
+{
+    (void)state;
+    const int32_t ids[3] = {1, 2, 3};
+    tr_token_writer *first = open_writer("one", 257, TR_TOKEN_STORE_AUTO), *second = NULL;
+    put_document(first, ids, 3);
+    char other[512];
+    snprintf(other, sizeof other, "%s", scratch_path("./one"));
+    const tr_token_writer_options options = {other, 257, TR_TOKEN_STORE_AUTO};
+    assert_int_equal(tr_token_writer_open(&second, &options), TR_ERR_IO);
+    assert_non_null(strstr(tr_error_message(), "one.bin.tmp: is being written already"));
+    commit(first);
+    tr_token_file *file;
+    assert_int_equal(tr_token_file_open(&file, scratch_path("one")), TR_OK);
+    assert_int_equal(tr_token_file_info(file)->num_tokens, 3);
+    tr_token_file_close(file);
+    /* What a killed writer left is in nobody's way. */
+    FILE *left = fopen(scratch_path("one.bin.tmp"), "w");
+    assert_non_null(left);
+    fputs("left over", left);
+    fclose(left);
+    second = open_writer("one", 257, TR_TOKEN_STORE_AUTO);
+    put_document(second, ids, 2);
+    commit(second);
+    assert_int_equal(tr_token_file_open(&file, scratch_path("one")), TR_OK);
+    assert_int_equal(tr_token_file_info(file)->num_tokens, 2);
+    tr_token_file_close(file);
+}
+
 static void test_bytes_tokenizer_loses_nothing(void **state)
 {
     (void)state;
@@ -236,6 +266,7 @@ int main(void)
         cmocka_unit_test(test_discarded_documents_leave_no_trace),
         cmocka_unit_test(test_many_documents_are_indexed),
         cmocka_unit_test(test_an_unwritable_place_is_an_error),
+        cmocka_unit_test(test_a_name_has_one_writer_at_a_time),
         cmocka_unit_test(test_bytes_tokenizer_loses_nothing),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
