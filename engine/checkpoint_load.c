@@ -122,6 +122,18 @@ static tr_status open_and_check(tr_run *run, const char *path, tr_checkpoint **c
     return status;
 }
 
+/* A run in another precision has no loss scale to go on from: it recorded 1. */
+static bool has_loss_scale(const tr_manifest *manifest)
+{
+    tr_config recorded;
+    tr_config_init(&recorded);
+    bool read = tr_config_read_text(&recorded, "the checkpoint", manifest->config,
+                                    strlen(manifest->config)) == TR_OK;
+    bool scaled = !read || recorded.train.precision == TR_F16;
+    tr_config_clear(&recorded);
+    return scaled;
+}
+
 static void position_take(tr_run *run, const tr_manifest *manifest)
 {
     run->step = manifest->step;
@@ -130,7 +142,7 @@ static void position_take(tr_run *run, const tr_manifest *manifest)
     run->optimizer.num_updates = manifest->updates;
     run->last_loss = manifest->loss;
     run->loss_known = !isnan(manifest->loss);
-    if (run->scaler.dynamic) {
+    if (run->scaler.dynamic && has_loss_scale(manifest)) {
         run->scaler.scale = manifest->scale;
         run->scaler.good_steps = manifest->good_steps;
     }

@@ -61,6 +61,11 @@ cp "$scratch/out" "$scratch/hashes"
 "$mpiexec" -n 2 "$trine" sample configs/tiny-l.yaml run.dir="$scratch/straight" --prompt ab --tokens 3 parallel.pipeline=2 \
     parallel.virtual=2 parallel.schedule=interleaved >"$scratch/out" 2>&1 || fail "sample with an interleaved schedule: $(cat "$scratch/out")"
 
+# Its one sequence need not divide by the tensor ranks where the run's microbatches do.
+train wide 2 parallel.tensor=2 train.seq_len=31 train.micro_batch=2 train.steps=2 checkpoint.every=2
+"$mpiexec" -n 2 "$trine" sample configs/tiny-l.yaml run.dir="$scratch/wide" --prompt ab --tokens 3 parallel.tensor=2 \
+    train.seq_len=31 train.micro_batch=2 >"$scratch/out" 2>&1 || fail "sample of an odd sequence: $(cat "$scratch/out")"
+
 # Five steps, a copy of the run as it was then, five more.
 mkdir "$scratch/again"
 cp -r "$scratch/straight/checkpoints" "$scratch/straight/metrics.jsonl" "$scratch/again"
@@ -80,6 +85,13 @@ cmp -s "$scratch/straight.losses" "$scratch/again.losses" || fail "losses of 10 
 train changed 1 checkpoint.resume="$steps/step-00000005" train.lr=0.002 parallel.data=1
 grep -q '^warning: the mathematics changed .*train.lr: [0-9.e-]* / 0.002' "$scratch/out" || fail "a changed train.lr is not told"
 grep -q '^the layout changed .*parallel.data: 2 / 1' "$scratch/out" || fail "a changed layout is not told"
+
+# A run in fp16 that goes on from one without a loss scale begins its own; one that goes on from fp16 keeps it.
+train scaled 1 train.precision=bf16 train.steps=2 checkpoint.every=2
+train scaled 1 train.precision=fp16 train.steps=3 train.loss_scale_growth=1 checkpoint.every=1
+train scaled 1 train.precision=fp16 train.steps=4 train.loss_scale_growth=1 checkpoint.every=1
+scales=$(sed -n 's/.*"loss_scale": \([^,]*\),.*/\1/p' "$scratch/scaled/metrics.jsonl" | tr '\n' ' ')
+[ "$scales" = '1 1 65536 131072 ' ] || fail "loss scales of bf16, then fp16: $scales"
 
 # Damage, and what is not there.
 cp -r "$steps/step-00000010" "$scratch/bad"
