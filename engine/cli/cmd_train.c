@@ -113,6 +113,7 @@ static tr_status run(int argc, char **argv)
     tr_train_report report = {0};
     bool resumed, stopped;
     TR_TRY(tr_job_start(&job));
+    signal(SIGUSR2, SIG_IGN); /* there is nothing yet to save, and no reason to end */
     TR_TRY(tr_job_check(&job, tr_cli_words(argc, argv, 1, -1)));
     TR_TRY(tr_job_read(&job, argc, argv, true));
     TR_TRY(tr_job_resume_settings(&job));

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -16,28 +17,29 @@
 #include "io/status_file.h"
 #include "kernels/device.h"
 
-/* Who holds the lock of a run folder, as its file says. */
-static tr_status in_use(const tr_config *cfg, int file)
+/* Who holds the lock of a folder, as its file says. */
+static tr_status in_use(const char *setting, const char *folder, int file)
 {
     char holder[160] = "";
     ssize_t length = pread(file, holder, sizeof holder - 1, 0);
     holder[length > 0 ? length : 0] = '\0';
     return tr_fail(TR_ERR_SETTINGS,
-                   "run.dir %s is in use by another job (%s); give this one a run.name or run.dir "
-                   "of its own, or wait for the other to end",
-                   cfg->run.dir, holder);
+                   "%s %s is in use by another job (%s); give this one a run.name, run.dir or "
+                   "checkpoint.dir of its own, or wait for the other to end",
+                   setting, folder, holder);
 }
 
-/* Locks the run folder for the life of this process; the system lets go of the lock however the process ends. */
-static tr_status folder_lock(const tr_config *cfg)
+/* Makes a folder that this job writes and locks it for the life of this process; the system lets go of the lock however the process ends. */
+static tr_status folder_take(const char *setting, const char *folder)
 {
-    char *path = tr_format("%s/lock", cfg->run.dir);
+    TR_TRY(tr_folders_make(folder));
+    char *path = tr_format("%s/lock", folder);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     tr_status status = TR_OK;
     if (file < 0) {
-        status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", path);
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot write %s", setting, path);
     } else if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        status = in_use(cfg, file);
+        status = in_use(setting, folder, file);
         close(file);
     } else {
         char host[64] = "";
@@ -49,13 +51,22 @@ static tr_status folder_lock(const tr_config *cfg)
     return status;
 }
 
+static bool is_same_folder(const char *a, const char *b)
+{
+    struct stat about_a, about_b;
+    return stat(a, &about_a) == 0 && stat(b, &about_b) == 0 && about_a.st_dev == about_b.st_dev &&
+           about_a.st_ino == about_b.st_ino;
+}
+
 tr_status tr_train_folder_create(const tr_config *cfg)
 {
     char *log_path = tr_format("%s/log.txt", cfg->run.dir);
     char *ctl_path = tr_format("%s/ctl", cfg->run.dir);
-    tr_status status = tr_folders_make(ctl_path);
+    tr_status status = folder_take("run.dir", cfg->run.dir);
+    if (status == TR_OK && !is_same_folder(cfg->run.dir, cfg->checkpoint.dir))
+        status = folder_take("checkpoint.dir", cfg->checkpoint.dir);
     if (status == TR_OK)
-        status = folder_lock(cfg);
+        status = tr_folders_make(ctl_path);
     if (status == TR_OK && !tr_log_file_open(log_path))
         status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", log_path);
     tr_free(log_path);

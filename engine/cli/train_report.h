@@ -16,7 +16,7 @@ typedef struct tr_train_report {
     bool incomplete; /* something could not be written, which was told */
 } tr_train_report;
 
-/* Makes run.dir and starts log.txt. TR_ERR_IO when it cannot be written. */
+/* Makes run.dir and checkpoint.dir, takes both for this job alone, and starts log.txt. TR_ERR_IO when one cannot be written, TR_ERR_SETTINGS when another job has it. */
 tr_status tr_train_folder_create(const tr_config *cfg);
 /* Prints the banner, writes config.yaml, opens metrics.jsonl behind the steps done. */
 tr_status tr_train_report_open(tr_train_report *report, tr_run *run, const char *status_path);

@@ -59,10 +59,16 @@ start 4 train $config "run.dir=$scratch/shared"
 await_step shared 2
 job 2 train $config "run.dir=$scratch/shared" parallel.tensor=1
 expect 2 'is in use by another job'
+what='two jobs, one folder of checkpoints'
+job 2 train $config "run.dir=$scratch/other" "checkpoint.dir=$scratch/shared/checkpoints" parallel.tensor=1
+expect 2 'checkpoint.dir .* is in use by another job'
 kill -TERM "$(pid_of 2)"
 await 30
 expect 75
 ended shared stopped 75
+what='checkpoints in the run folder itself'
+job 2 train $config "run.dir=$scratch/flat" "checkpoint.dir=$scratch/flat" train.steps=2 train.warmup_steps=0 checkpoint.every=2 parallel.tensor=1
+expect 0
 
 # Save and go on.
 what='saves on request'
