@@ -286,6 +286,9 @@ static tr_status stage_create(tr_run *run)
                                     .data = {run->data, run->shard, run->replica},
                                     .pipeline = run->pipeline};
     TR_TRY(tr_stage_connect(&run->stage, &groups));
+    run->stage.progress = run->all;
+    if (run->stage.trace.capacity > 0)
+        tr_world_set_trace(run->world, &run->stage.trace);
     tr_scaler_init(&run->scaler, &run->cfg);
     for (int i = 0; i < run->stage.local.num_items; i++)
         if (run->stage.local.items[i].param->tied_to < 0)
@@ -322,6 +325,7 @@ void tr_run_close(tr_run *run)
         return;
     tr_feed_close(run->train_feed);
     tr_feed_close(run->valid_feed);
+    tr_trace_close(&run->tracer);
     tr_stage_clear(&run->stage);
     tr_group_destroy(run->pipeline);
     if (run->shard != run->data)

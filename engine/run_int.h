@@ -7,6 +7,7 @@
 #include "engine/feed.h"
 #include "engine/optimizer.h"
 #include "engine/scaler.h"
+#include "engine/trace.h"
 #include "engine/trine.h"
 #include "parallel/world.h"
 
@@ -26,6 +27,7 @@ struct tr_run {
     tr_stage stage;
     tr_optimizer optimizer;
     tr_scaler scaler;
+    tr_tracer tracer;
     tr_feed *train_feed, *valid_feed;
     tr_microbatch *microbatches; /* [M of this rank] */
     int *microbatch_numbers;     /* [M] in the global batch */

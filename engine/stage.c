@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "engine/trace.h"
 
 /* ---- layout ---- */
 
@@ -192,6 +193,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     chunks_init(stage);
     transfers_init(stage);
     workspace_init(stage);
+    tr_trace_layout(&stage->trace, cfg, mesh, &arenas[TR_MEM_WORKSPACE]);
     return TR_OK;
 }
 
@@ -267,6 +269,7 @@ tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
                                    groups->pipeline, transfer_bytes(stage), stage->send_memory,
                                    stage->recv_memory, &functions));
+    tr_pipeline_exec_set_trace(stage->train_exec, &stage->trace);
     return tr_pipeline_exec_create(&stage->eval_exec, stage->evaluation, stage->mesh.pipeline,
                                    groups->pipeline, transfer_bytes(stage), stage->send_memory,
                                    stage->recv_memory, &functions);

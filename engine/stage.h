@@ -5,6 +5,7 @@
 #ifndef TR_ENGINE_STAGE_H
 #define TR_ENGINE_STAGE_H
 
+#include "base/trace_ring.h"
 #include "engine/gradients.h"
 #include "engine/model/model.h"
 #include "engine/weights.h"
@@ -53,6 +54,9 @@ typedef struct tr_stage {
     tr_schedule *schedule, *evaluation;
     void *send_memory, *recv_memory;
     tr_pipeline_exec *train_exec, *eval_exec; /* after tr_stage_connect */
+    tr_group *
+        progress; /* any group: between units of work, what was posted on all is moved on; NULL with one rank */
+    tr_trace_ring trace;
     /* of the current pass */
     const tr_microbatch *microbatches; /* [M of this rank] */
     tr_loss loss;

@@ -12,6 +12,14 @@ static void *stage_input(void *context, int chunk, int slot)
     return chunk_of(stage, chunk)->slots[slot].x[0];
 }
 
+/* After a unit (the embedding, a layer, the head): its place in the trace, and what was posted is moved on. */
+static tr_status unit_done(tr_stage *stage, const char *name, int layer, double begin)
+{
+    if (tr_trace_is_on(&stage->trace))
+        tr_trace_add(&stage->trace, TR_TRACE_COMPUTE, 0, name, begin)->number = layer;
+    return stage->progress != NULL ? tr_group_progress(stage->progress) : TR_OK;
+}
+
 static tr_status stage_forward(void *context, int number, int microbatch, int slot_number,
                                void *output)
 {
@@ -20,20 +28,27 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
     const tr_chunk *chunk = chunk_of(stage, number);
     tr_slot *slot = &chunk->slots[slot_number];
     const tr_microbatch *batch = &stage->microbatches[microbatch];
+    double begin;
     if (chunk->first) {
         TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_EMBEDDING));
+        begin = tr_trace_now(&stage->trace);
         TR_TRY(tr_embed_run_forward(model, batch, slot->x[0]));
+        TR_TRY(unit_done(stage, "embedding", -1, begin));
     }
     for (int l = 0; l < chunk->num_layers; l++) {
         bool leaves = l == chunk->num_layers - 1 && !chunk->last;
         TR_TRY(tr_weights_acquire(&stage->weights, chunk->first_layer + l));
+        begin = tr_trace_now(&stage->trace);
         TR_TRY(tr_block_forward(model, chunk->first_layer + l, batch, &slot->blocks[l], slot->x[l],
                                 leaves ? output : slot->x[l + 1]));
+        TR_TRY(unit_done(stage, "layer", chunk->first_layer + l, begin));
     }
     if (!chunk->last)
         return TR_OK;
     TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_HEAD));
-    return tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss);
+    begin = tr_trace_now(&stage->trace);
+    TR_TRY(tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss));
+    return unit_done(stage, "head", -1, begin);
 }
 
 /* Points the chunk's weight gradients to where a microbatch writes them. */
@@ -95,9 +110,11 @@ static tr_status backward_top(const backward_pass *pass, const void **dy)
     *dy = dx;
     if (chunk->last) {
         TR_TRY(weights_read(stage, TR_UNIT_HEAD));
-        return tr_head_backward(model, &stage->microbatches[pass->microbatch], &pass->slot->head,
+        double begin = tr_trace_now(&stage->trace);
+        TR_TRY(tr_head_backward(model, &stage->microbatches[pass->microbatch], &pass->slot->head,
                                 pass->pending != NULL ? &pass->pending->head : NULL,
-                                pass->slot->x[chunk->num_layers], stage->grad_scale, dx);
+                                pass->slot->x[chunk->num_layers], stage->grad_scale, dx));
+        return unit_done(stage, "head", -1, begin);
     }
     if (pass->pending == NULL)
         *dy = pass->grad_output;
@@ -124,16 +141,20 @@ static tr_status backward_run(const backward_pass *pass, unsigned parts)
     for (int l = chunk->num_layers - 1; l >= 0; l--) {
         void *dx = stream_gradient(pass, l);
         TR_TRY(weights_read(stage, chunk->first_layer + l));
+        double begin = tr_trace_now(&stage->trace);
         TR_TRY(tr_block_backward(model, chunk->first_layer + l, batch, &pass->slot->blocks[l],
                                  pass->pending != NULL ? &pass->pending->blocks[l] : NULL,
                                  pass->slot->x[l], dy, dx));
+        TR_TRY(unit_done(stage, "layer", chunk->first_layer + l, begin));
         if (weights)
             TR_TRY(unit_end(pass, chunk->first_layer + l));
         dy = dx;
     }
     if (!weights || !chunk->first)
         return TR_OK;
+    double begin = tr_trace_now(&stage->trace);
     TR_TRY(tr_embed_run_backward(model, batch, dy));
+    TR_TRY(unit_done(stage, "embedding", -1, begin));
     return unit_end(pass, TR_UNIT_EMBEDDING);
 }
 
@@ -204,8 +225,12 @@ tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int
     stage->grad_scale = grad_scale;
     loss_reset(stage);
     TR_TRY(tr_weights_pass_begin(&stage->weights, true));
+    double begin = tr_trace_now(&stage->trace);
     TR_TRY(tr_pipeline_exec_run(stage->train_exec));
+    tr_trace_part(&stage->trace, "microbatches", begin);
+    begin = tr_trace_now(&stage->trace);
     TR_TRY(tr_gradients_finish(&stage->gradients));
+    tr_trace_part(&stage->trace, "reduce", begin);
     return tr_weights_pass_end(&stage->weights);
 }
 

@@ -68,9 +68,9 @@ static double token_scale(const tr_run *run)
     return exp2(ceil(log2(tokens)));
 }
 
-/* Seconds of the group waits so far; differences make a step's. */
+/* Seconds of the group waits so far; differences make a step's. Waits are on no two groups at once. */
 typedef struct wait_marks {
-    double tensor, data, pipeline_move;
+    double tensor, data, pipeline, transfer, all;
 } wait_marks;
 
 static double group_wait(const tr_group *group)
@@ -91,11 +91,12 @@ static double data_wait(const tr_run *run)
 
 static wait_marks waits_now(const tr_run *run)
 {
-    return (wait_marks){.tensor = group_wait(run->tensor) + group_wait(run->kv),
-                        .data = data_wait(run),
-                        .pipeline_move = run->pipeline != NULL
-                                             ? tr_group_get_stats(run->pipeline)->move_seconds
-                                             : 0};
+    return (wait_marks){
+        .tensor = group_wait(run->tensor) + group_wait(run->kv),
+        .data = data_wait(run),
+        .pipeline = group_wait(run->pipeline),
+        .transfer = run->pipeline != NULL ? tr_group_get_stats(run->pipeline)->transfer_seconds : 0,
+        .all = group_wait(run->all)};
 }
 
 static tr_status times_reduce(tr_run *run, tr_metrics *metrics)
@@ -188,11 +189,9 @@ static void step_account(tr_run *run, double begin, wait_marks before, double fe
     metrics->step_seconds = tr_clock_seconds() - begin;
     times->tensor = after.tensor - before.tensor;
     times->data = after.data - before.data;
-    /* A wait of the executor is transfer as far as bytes moved, and idle for the rest. */
-    double waited = tr_pipeline_exec_wait_seconds(run->stage.train_exec);
-    double moved = after.pipeline_move - before.pipeline_move;
-    times->pipeline = moved < waited ? moved : waited;
-    times->idle = waited - times->pipeline;
+    /* A wait for a stage is a transfer as far as one was under way, and idle for the rest; what ranks wait for when all decide is that others have idled less. */
+    times->pipeline = after.transfer - before.transfer;
+    times->idle = after.pipeline - before.pipeline - times->pipeline + after.all - before.all;
     times->feed = feed_wait;
     times->checkpoint = run->checkpoint_seconds;
     run->checkpoint_seconds = 0;
@@ -208,16 +207,29 @@ static void step_account(tr_run *run, double begin, wait_marks before, double fe
                        : 0;
 }
 
+/* The step itself: all that its time is made of. */
+static tr_status step_make(tr_run *run, tr_metrics *metrics, double *feed_wait)
+{
+    tr_trace_ring *trace = &run->stage.trace;
+    double begin = tr_trace_now(trace);
+    TR_TRY(batch_get(run, true, run->samples, metrics, feed_wait));
+    tr_trace_part(trace, "feed", begin);
+    double scale = run->scaler.scale / token_scale(run);
+    TR_TRY(tr_stage_train(&run->stage, run->microbatches, run->step, (float)scale));
+    begin = tr_trace_now(trace);
+    TR_TRY(tr_optimizer_tie_gradients(&run->optimizer));
+    TR_TRY(decide_and_update(run, scale, metrics));
+    tr_trace_part(trace, "decide, update", begin);
+    return TR_OK;
+}
+
 tr_status tr_run_step(tr_run *run, tr_metrics *metrics)
 {
+    TR_TRY(tr_trace_step_begin(run));
     double begin = tr_clock_seconds(), feed_wait;
     wait_marks before = waits_now(run);
     *metrics = (tr_metrics){.first_sample = run->samples};
-    TR_TRY(batch_get(run, true, run->samples, metrics, &feed_wait));
-    double scale = run->scaler.scale / token_scale(run);
-    TR_TRY(tr_stage_train(&run->stage, run->microbatches, run->step, (float)scale));
-    TR_TRY(tr_optimizer_tie_gradients(&run->optimizer));
-    TR_TRY(decide_and_update(run, scale, metrics));
+    TR_TRY(step_make(run, metrics, &feed_wait));
     run->step++;
     run->samples += (uint64_t)run->cfg.train.global_batch;
     run->loss_known = true;
@@ -226,6 +238,9 @@ tr_status tr_run_step(tr_run *run, tr_metrics *metrics)
     metrics->samples = (int64_t)run->samples;
     metrics->tokens = metrics->samples * run->cfg.train.seq_len;
     step_account(run, begin, before, feed_wait, metrics);
+    if (tr_trace_is_on(&run->stage.trace))
+        tr_trace_add(&run->stage.trace, TR_TRACE_STEP, 0, "step", begin)->number = (int)run->step;
+    TR_TRY(tr_trace_step_end(run));
     return times_reduce(run, metrics);
 }
 

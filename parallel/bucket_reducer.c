@@ -232,6 +232,7 @@ static tr_status gather_post(tr_bucket_reducer *reducer, int bucket)
     TR_TRY(tr_event_wait(&reducer->work_event));
     work_copy(reducer, bucket, reducer->mesh.replica, reducer->own_work, false);
     reducer->gathering = bucket;
+    tr_group_label(reducer->groups.replica, "bucket", bucket);
     return tr_group_all_gather(reducer->groups.replica, reducer->own_work,
                                &reducer->replica_counts[bucket * reducer->mesh.replica_size],
                                sizeof(float), reducer->gathered, &reducer->work_event);
@@ -243,6 +244,7 @@ static tr_status hop_post(tr_bucket_reducer *reducer, tr_bucket_slot *slot, int 
     const tr_bucket_hop *hop = &reducer->hops[index];
     float *dst = index == reducer->num_hops - 1 ? slot->work : slot->source[index + 1];
     slot->hop = index;
+    tr_group_label(*hop->group, "bucket", slot->bucket);
     return tr_group_reduce_scatter(*hop->group, slot->source[index],
                                    &hop->counts[slot->bucket * hop->size], dst,
                                    &slot->events[index]);

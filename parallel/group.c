@@ -104,6 +104,47 @@ void tr_group_combine_i64(tr_int_op op, int n, const int64_t *other, int64_t *va
     }
 }
 
+/* --- traces --- */
+
+void tr_group_label(tr_group *group, const char *text, int number)
+{
+    group->next_label = text;
+    group->next_number = number;
+}
+
+void tr_group_trace_add(tr_group *group, const tr_op *op, int lane, double begin)
+{
+    tr_trace_event *event =
+        tr_trace_add(group->world->trace, group->track, lane, tr_op_name(op->kind), begin);
+    event->bytes = (int64_t)op->bytes;
+    event->sequence = (int)(op->sequence & INT32_MAX);
+    if (op->label != NULL) {
+        strncpy(event->label, op->label, sizeof event->label - 1);
+        event->number = op->label_number;
+    }
+    if (!tr_op_is_pair(op->kind))
+        return;
+    event->peer = group->ranks[op->peer];
+    event->microbatch = (int)op->tag;
+}
+
+/* Sums take the first slots, what only moves takes the last. */
+static int lane_of(const tr_op *op)
+{
+    if (op->index == TR_GROUP_SMALL)
+        return TR_GROUP_LANE_SMALL;
+    bool is_sum = op->index < TR_GROUP_SLOTS / 2;
+    return is_sum ? TR_GROUP_LANE_SUMS + op->index
+                  : TR_GROUP_LANE_MOVES + TR_GROUP_SLOTS - 1 - op->index;
+}
+
+/* An operation that was posted before the trace began is not in it. */
+static void completion_trace(tr_group *group, const tr_op *op)
+{
+    if (op->posted > 0 && tr_trace_is_on(group->world->trace))
+        tr_group_trace_add(group, op, lane_of(op), op->posted);
+}
+
 /* --- progress --- */
 
 static tr_status group_progress(tr_group *group, bool *moved)
@@ -116,6 +157,8 @@ static tr_status group_progress(tr_group *group, bool *moved)
             status = group->transport->advance(group, op, moved);
         if (op->active)
             group->active[num_left++] = (uint8_t)op->index;
+        else
+            completion_trace(group, op);
     }
     group->num_active = num_left;
     return status;
@@ -141,8 +184,15 @@ static tr_op *activate(tr_group *group, int index, tr_op_kind kind)
 {
     tr_op *op = &group->ops[index];
     TR_ASSERT(!op->active);
-    *op = (tr_op){
-        .kind = kind, .index = index, .generation = op->generation + 1, .active = true, .peer = -1};
+    *op = (tr_op){.kind = kind,
+                  .index = index,
+                  .generation = op->generation + 1,
+                  .active = true,
+                  .peer = -1,
+                  .posted = tr_trace_now(group->world->trace),
+                  .label = group->next_label,
+                  .label_number = group->next_number};
+    group->next_label = NULL;
     group->active[group->num_active++] = (uint8_t)index;
     return op;
 }
@@ -197,6 +247,7 @@ static tr_status post(tr_group *group, tr_op *op, uint64_t bytes_sent)
         op->sequence = group->num_recvs[op->peer]++;
     else
         op->sequence = group->num_collectives++;
+    op->bytes = op->kind == TR_OP_RECV ? (uint64_t)op->n : bytes_sent;
     group->stats.num_operations++;
     group->stats.bytes_sent += bytes_sent;
     return group->transport->post(group, op);

@@ -43,6 +43,8 @@ typedef struct tr_group_stats {
     uint64_t num_operations;
     uint64_t bytes_sent;
     double wait_seconds; /* inside waits of this group, with the adding and copying done there */
+    double
+        transfer_seconds; /* of them, waits for sends and receives from when both ranks had posted: the transfer itself */
     double move_seconds; /* adding, and copying to where results belong, wherever it was done */
 } tr_group_stats;
 
@@ -70,6 +72,9 @@ tr_status tr_group_send(tr_group *group, int to, const void *src, size_t bytes, 
                         tr_event *event);
 tr_status tr_group_recv(tr_group *group, int from, void *dst, size_t bytes, int64_t tag,
                         tr_event *event);
+
+/* Names the next operation that is posted on the group in a trace: "bucket" 3. The text is kept, not copied. */
+void tr_group_label(tr_group *group, const char *text, int number);
 
 /* True when complete; moves all of this process's posted operations on. Never blocks. */
 tr_status tr_event_test(tr_event *event, bool *complete);

@@ -7,6 +7,7 @@
 
 #include <mpi.h>
 
+#include "base/trace_ring.h"
 #include "base/waitpoint.h"
 #include "parallel/group.h"
 #include "parallel/shm_memory.h"
@@ -53,6 +54,11 @@ typedef struct tr_op {
     int64_t n; /* elements of an all-reduce, bytes of a transfer */
     int peer;  /* rank in the group, -1 for collectives */
     int64_t tag;
+    double begun;      /* transfers: when both ranks had posted; 0: not known */
+    double posted;     /* when, while a trace is on; else 0 */
+    uint64_t bytes;    /* that this rank sends, or receives of a peer */
+    const char *label; /* of a trace: what the caller calls it, or NULL */
+    int label_number;
 } tr_op;
 
 /* What a transport is. `advance` sets *moved when it did anything, op->result_ready, and op->active = false at the end. */
@@ -90,6 +96,9 @@ struct tr_group {
     const float **sources;           /* [size] scratch of sums */
     bool *late;                      /* [size] scratch of error messages */
     tr_group_stats stats;
+    int track;              /* of the world's trace */
+    const char *next_label; /* of the next operation posted, or NULL */
+    int next_number;
 };
 
 struct tr_world {
@@ -114,6 +123,7 @@ struct tr_world {
     void *idle_context;
     double last_idle;
     tr_waitpoint waitpoint;
+    tr_trace_ring *trace; /* NULL: nobody records */
 };
 
 /* --- group.c --- */
@@ -126,6 +136,8 @@ tr_status tr_world_progress(tr_world *world, bool *moved);
 void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end);
 /* dst = tree sum (or, for ALL_REDUCE_MAX, maximum) of group->sources, n elements each; counts the time. */
 void tr_group_combine(tr_group *group, tr_op_kind kind, int64_t n, float *dst);
+/* Adds what the operation did since `begin` to the trace, which is on. */
+void tr_group_trace_add(tr_group *group, const tr_op *op, int lane, double begin);
 /* memcpy that counts the time. */
 void tr_group_copy(tr_group *group, void *dst, const void *src, size_t bytes);
 /* values[i] = op(values[i], other[i]). */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 
 enum { PHASE_EXCHANGE, PHASE_GATHER };
 enum {
@@ -223,8 +224,10 @@ static tr_status mpi_post(tr_group *group, tr_op *op)
     case TR_OP_ALL_GATHER:
         return gather_blocks(group, op);
     case TR_OP_SEND:
+        TR_TRY(tr_mpi_send(group, op, TR_MPI_NOTE, 0, op->peer, NULL, 0));
         return tr_mpi_send(group, op, TR_MPI_CHANNEL, 0, op->peer, op->src, (size_t)op->n);
     case TR_OP_RECV:
+        TR_TRY(tr_mpi_recv(group, op, TR_MPI_NOTE, 0, op->peer, NULL, 0));
         return tr_mpi_recv(group, op, TR_MPI_CHANNEL, 0, op->peer, op->dst, (size_t)op->n);
     default:
         return exchange_segments(group, op);
@@ -248,12 +251,25 @@ static tr_status check_received(const tr_group *group, const tr_op *op, tr_mpi_o
     return TR_OK;
 }
 
+/* The empty message in front of the data tells a receiver that waits from when on it waits for the transfer, and no longer for the sender. */
+static tr_status note_look(tr_op *op, const tr_mpi_op *under_way)
+{
+    int has_come = 0;
+    if (op->kind != TR_OP_RECV || op->begun > 0)
+        return TR_OK;
+    TR_MPI(MPI_Request_get_status(under_way->requests[0], &has_come, MPI_STATUS_IGNORE));
+    if (has_come)
+        op->begun = tr_clock_seconds();
+    return TR_OK;
+}
+
 static tr_status mpi_advance(tr_group *group, tr_op *op, bool *moved)
 {
     tr_mpi_state *state = group->state;
     tr_mpi_op *under_way = &state->ops[op->index];
     if (under_way->num > 0) {
         int complete = 0;
+        TR_TRY(note_look(op, under_way));
         TR_MPI(MPI_Testall(under_way->num, under_way->requests, &complete, under_way->statuses));
         if (!complete)
             return TR_OK;

@@ -5,7 +5,12 @@
 #include "parallel/group_int.h"
 
 /* Streams of messages between two ranks of a group, kept apart by tag. Inside one, MPI keeps the order of posts. */
-typedef enum tr_mpi_stream { TR_MPI_COLLECTIVE, TR_MPI_CHANNEL, TR_MPI_SMALL } tr_mpi_stream;
+typedef enum tr_mpi_stream {
+    TR_MPI_COLLECTIVE,
+    TR_MPI_CHANNEL,
+    TR_MPI_SMALL,
+    TR_MPI_NOTE
+} tr_mpi_stream;
 
 typedef struct tr_mpi_message {
     int peer;  /* rank in the group */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 
 enum { PHASE_POSTED, PHASE_SHARED, PHASE_FINISHED };
 enum {
@@ -118,17 +119,33 @@ static void post_send(tr_group *group, tr_op *op)
 {
     tr_shm_state *state = group->state;
     tr_shm_channel *channel = &state->mailboxes[group->rank]->channels[op->peer];
-    channel->letters[op->sequence % TR_GROUP_SLOTS] = (tr_shm_letter){
-        .source = offset_of(group->world, op->src, (size_t)op->n, 0), .bytes = (uint64_t)op->n};
+    channel->letters[op->sequence % TR_GROUP_SLOTS] =
+        (tr_shm_letter){.source = offset_of(group->world, op->src, (size_t)op->n, 0),
+                        .bytes = (uint64_t)op->n,
+                        .posted = tr_clock_seconds()};
     atomic_store_explicit(&channel->num_sent, op->sequence + 1, memory_order_release);
     tr_world_ring(group->world, group->world->local_of[group->ranks[op->peer]]);
+}
+
+static _Atomic double *wanted_at(tr_shm_channel *channel, const tr_op *op)
+{
+    return &channel->wanted[op->sequence % TR_GROUP_SLOTS];
+}
+
+static void post_recv(tr_group *group, const tr_op *op)
+{
+    tr_shm_state *state = group->state;
+    atomic_store_explicit(wanted_at(&state->mailboxes[group->rank]->channels[op->peer], op),
+                          tr_clock_seconds(), memory_order_relaxed);
 }
 
 static tr_status shm_post(tr_group *group, tr_op *op)
 {
     if (op->kind == TR_OP_SEND)
         post_send(group, op);
-    else if (op->kind != TR_OP_RECV)
+    else if (op->kind == TR_OP_RECV)
+        post_recv(group, op);
+    else
         post_collective(group, op);
     return TR_OK;
 }
@@ -269,11 +286,20 @@ static tr_status advance_collective(tr_group *group, tr_op *op, bool *moved)
     return TR_OK;
 }
 
+/* The ranks of a node have one clock. */
+static double later(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 static tr_status advance_send(tr_group *group, tr_op *op, bool *moved)
 {
     tr_shm_state *state = group->state;
     tr_shm_channel *peer = &state->mailboxes[op->peer]->channels[group->rank];
+    tr_shm_channel *own = &state->mailboxes[group->rank]->channels[op->peer];
     if (atomic_load_explicit(&peer->num_received, memory_order_acquire) > op->sequence) {
+        op->begun = later(own->letters[op->sequence % TR_GROUP_SLOTS].posted,
+                          atomic_load_explicit(wanted_at(peer, op), memory_order_relaxed));
         op->result_ready = true;
         op->active = false;
         *moved = true;
@@ -297,6 +323,8 @@ static tr_status advance_recv(tr_group *group, tr_op *op, bool *moved)
                        "%llu were sent",
                        (unsigned long long)op->sequence, group->name, op->peer, (long long)op->tag,
                        (long long)op->n, (unsigned long long)letter->bytes);
+    op->begun =
+        later(letter->posted, atomic_load_explicit(wanted_at(own, op), memory_order_relaxed));
     if (op->n > 0)
         tr_group_copy(group, op->dst, mapped(group, op->peer, letter->source), (size_t)op->n);
     atomic_store_explicit(&own->num_received, op->sequence + 1, memory_order_release);

@@ -36,6 +36,7 @@ typedef struct tr_shm_post {
 /* A posted send. */
 typedef struct tr_shm_letter {
     uint64_t source, bytes;
+    double posted; /* when */
 } tr_shm_letter;
 
 /* Between the mailbox's owner and one other rank of the group, both ways. */
@@ -43,6 +44,7 @@ typedef struct tr_shm_channel {
     _Alignas(TR_SHM_LINE) _Atomic uint64_t num_sent; /* letters posted by the owner to the other */
     _Atomic uint64_t num_received; /* letters of the other that the owner has copied */
     tr_shm_letter letters[TR_GROUP_SLOTS];
+    _Atomic double wanted[TR_GROUP_SLOTS]; /* when the owner posted a receive from the other */
 } tr_shm_channel;
 
 typedef struct tr_shm_board {

@@ -142,10 +142,20 @@ static tr_status timed_out(const tr_group *group, const tr_op *op, double second
                    late[0] != '\0' ? late : "all have joined");
 }
 
+/* Seconds since `start` in which the transfer was under way. */
+static double transfer_part(const tr_op *op, double start)
+{
+    if (!tr_op_is_pair(op->kind) || op->begun == 0)
+        return 0;
+    double begun = op->begun > start ? op->begun : start, now = tr_clock_seconds();
+    return now > begun ? now - begun : 0;
+}
+
 tr_status tr_group_wait_op(tr_group *group, tr_op *op, bool result_only)
 {
     tr_world *world = group->world;
     uint32_t generation = op->generation;
+    const tr_op waited = *op; /* its slot may be taken again when the wait ends */
     tr_waiter waiter;
     tr_waiter_begin(&waiter, world, tr_op_name(op->kind), group->name,
                     op->peer >= 0 ? group->ranks[op->peer] : -1,
@@ -169,6 +179,9 @@ tr_status tr_group_wait_op(tr_group *group, tr_op *op, bool result_only)
     }
 end:
     group->stats.wait_seconds += tr_waiter_end(&waiter);
+    group->stats.transfer_seconds += transfer_part(op, waiter.start);
+    if (tr_trace_is_on(world->trace))
+        tr_group_trace_add(group, &waited, TR_GROUP_LANE_WAITS, waiter.start);
     return status;
 }
 

@@ -63,6 +63,7 @@ static tr_status next_post(tr_param_gather *gather)
     const void *source;
     TR_TRY(tr_event_wait(&gather->events[slot]));
     TR_TRY(gather->source(gather->context, piece, gather->sources[slot], &source));
+    tr_group_label(gather->group, "piece", piece);
     TR_TRY(tr_group_all_gather(gather->group, source, &gather->counts[piece * gather->size],
                                gather->item_bytes, gather->gathered[number % TR_GATHER_AHEAD],
                                &gather->events[slot]));

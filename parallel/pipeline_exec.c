@@ -38,6 +38,7 @@ struct tr_pipeline_exec {
     int *live;             /* [num_virtual] forward activations of each local chunk */
     int peak_live;
     double wait_seconds;
+    tr_trace_ring *trace; /* or NULL */
 };
 
 static size_t buffer_stride(size_t transfer_bytes)
@@ -229,6 +230,23 @@ void tr_pipeline_exec_destroy(tr_pipeline_exec *exec)
     tr_free(exec);
 }
 
+void tr_pipeline_exec_set_trace(tr_pipeline_exec *exec, tr_trace_ring *trace)
+{
+    exec->trace = trace;
+}
+
+static void action_trace(const tr_pipeline_exec *exec, const tr_action *action, double begin)
+{
+    if (!tr_trace_is_on(exec->trace))
+        return;
+    const char *name = action->kind == TR_ACTION_FORWARD    ? "F"
+                       : action->kind == TR_ACTION_BACKWARD ? "B"
+                                                            : "W";
+    tr_trace_event *event = tr_trace_add(exec->trace, TR_TRACE_COMPUTE, 0, name, begin);
+    event->chunk = action->chunk;
+    event->microbatch = action->microbatch;
+}
+
 static tr_status wait_for(tr_pipeline_exec *exec, tr_event *event)
 {
     if (event == NULL || event->group == NULL)
@@ -260,6 +278,7 @@ static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
     int *live = &exec->live[action->chunk / exec->num_stages];
     TR_TRY(wait_for(exec, one->event));
     TR_TRY(wait_for(exec, one->reuse));
+    double begin = tr_trace_now(exec->trace);
     if (action->kind == TR_ACTION_FORWARD) {
         if (++*live > exec->peak_live)
             exec->peak_live = *live;
@@ -269,6 +288,7 @@ static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
         TR_TRY(functions->backward(functions->context, action->chunk, action->microbatch,
                                    action->slot, one->source, one->buffer));
     }
+    action_trace(exec, action, begin);
     if (action->kind == TR_ACTION_BACKWARD || !exec->keeps_activations)
         --*live;
     return exec->group != NULL ? tr_group_progress(exec->group) : TR_OK;

@@ -8,6 +8,7 @@
 #ifndef TR_PARALLEL_PIPELINE_EXEC_H
 #define TR_PARALLEL_PIPELINE_EXEC_H
 
+#include "base/trace_ring.h"
 #include "parallel/group.h"
 #include "parallel/schedule.h"
 
@@ -50,6 +51,9 @@ tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *sc
                                   tr_group *group, size_t transfer_bytes, void *send_memory,
                                   void *recv_memory, const tr_stage_functions *functions);
 void tr_pipeline_exec_destroy(tr_pipeline_exec *exec);
+/* Records each call of forward and backward on the compute track, while the trace is on: chunk, microbatch, and F, B or W of the schedule. A B that runs
+ * its W too is one event. */
+void tr_pipeline_exec_set_trace(tr_pipeline_exec *exec, tr_trace_ring *trace);
 /* One whole pass over the list (a step's microbatches); returns when every transfer of it is
  * complete. Collective over the group. */
 tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec);

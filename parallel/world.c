@@ -179,6 +179,13 @@ const tr_waitpoint *tr_world_waitpoint(const tr_world *world)
     return &world->waitpoint;
 }
 
+void tr_world_set_trace(tr_world *world, tr_trace_ring *trace)
+{
+    world->trace = trace;
+    for (tr_group *group = world->first_group; group != NULL; group = group->next)
+        group->track = tr_trace_track_add(trace, group->name);
+}
+
 void tr_world_set_idle_callback(tr_world *world, tr_status (*callback)(void *context),
                                 void *context)
 {

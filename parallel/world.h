@@ -7,6 +7,7 @@
 
 #include <mpi.h>
 
+#include "base/trace_ring.h"
 #include "base/waitpoint.h"
 #include "parallel/group.h"
 
@@ -43,6 +44,18 @@ void tr_group_destroy(tr_group *group);
 
 /* What this rank waits for at the moment: for a watchdog thread or a signal handler. Lives as long as the world. */
 const tr_waitpoint *tr_world_waitpoint(const tr_world *world);
+
+/* Lanes of a group's track in a trace. */
+enum {
+    TR_GROUP_LANE_WAITS, /* waits for operations of the group */
+    TR_GROUP_LANE_SMALL, /* operations that finish before they return */
+    /* Posted operations until they are complete on this rank, from here up: sums, and what only moves (gathers, sends, receives). */
+    TR_GROUP_LANE_SUMS,
+    TR_GROUP_LANE_MOVES = TR_GROUP_LANE_SUMS + 32,
+};
+/* While the trace is on, the operations and waits of all groups that there are now are recorded. The ring stays the caller's and outlives the groups. Once
+ * per world, when its groups are made. */
+void tr_world_set_trace(tr_world *world, tr_trace_ring *trace);
 
 /* Called by the waiting code while a rank sleeps, at least every 100 ms (signals, watchdog); may be NULL. A status other than TR_OK ends the wait with it. */
 void tr_world_set_idle_callback(tr_world *world, tr_status (*callback)(void *context),

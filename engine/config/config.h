@@ -149,6 +149,7 @@ typedef struct tr_config {
     } device;
     struct {
         int64_t every; /* steps between console lines; metrics.jsonl has every step */
+        char *trace;   /* "none", or numbers of steps to trace, "3,5-8" */
     } log;
     struct {
         char *name; /* NULL until resolved = the file's name without folder and .yaml */

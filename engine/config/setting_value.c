@@ -214,6 +214,33 @@ static tr_status parse_choice(tr_config *cfg, const tr_setting *row, const char 
 }
 
 /* auto, or numbers from 1 with commas between; blanks are dropped. */
+/* Reads a whole number from 1 of up to nine digits; 0 when there is none. */
+static long list_number(const char **at)
+{
+    size_t n = strspn(*at, "0123456789");
+    long number = n > 0 && n <= 9 ? strtol(*at, NULL, 10) : 0;
+    *at += n;
+    return number;
+}
+
+/* Numbers with commas; with `ranges` also FIRST-LAST, not the wrong way round. */
+static bool is_number_list(const char *at, bool ranges)
+{
+    for (;;) {
+        long first = list_number(&at), last = first;
+        if (ranges && *at == '-') {
+            at++;
+            last = list_number(&at);
+        }
+        if (first < 1 || last < first)
+            return false;
+        if (*at == '\0')
+            return true;
+        if (*at++ != ',')
+            return false;
+    }
+}
+
 static tr_status parse_list(tr_config *cfg, const tr_setting *row, const char *where,
                             const char *text, char **value)
 {
@@ -224,19 +251,7 @@ static tr_status parse_list(tr_config *cfg, const tr_setting *row, const char *w
         if (*at != ' ')
             packed[length++] = *at;
     packed[length] = '\0';
-    bool good = strcmp(packed, row->keyword) == 0;
-    if (!good) {
-        good = true;
-        for (const char *at = packed; good;) {
-            size_t n = strspn(at, "0123456789");
-            good = n > 0 && n <= 9 && strtol(at, NULL, 10) >= 1;
-            at += n;
-            if (*at == '\0')
-                break;
-            good = good && *at++ == ',';
-        }
-    }
-    if (!good) {
+    if (strcmp(packed, row->keyword) != 0 && !is_number_list(packed, row->ranges)) {
         tr_free(packed);
         return refuse_value(row, where, text);
     }
@@ -394,7 +409,8 @@ char *tr_setting_values(const tr_setting *row)
         return values;
     }
     case TR_SETTING_LIST:
-        return tr_strdup("auto, or whole numbers from 1 with commas, e.g. 2,3,3,2");
+        return tr_format("%s, or whole numbers from 1 with commas, e.g. %s", row->keyword,
+                         row->ranges ? "3 or 3,10-12" : "2,3,3,2");
     case TR_SETTING_TEXT:
     case TR_SETTING_DATA:
         break;

@@ -546,6 +546,16 @@ const tr_setting tr_settings[] = {
      INT(1, COUNT_MAX),
      .unit = "steps",
      .meaning = "steps between console lines; metrics.jsonl has every step"},
+    {.name = "log.trace",
+     LAYOUT,
+     AT(log, trace),
+     .initial = "none",
+     .type = TR_SETTING_LIST,
+     .keyword = "none",
+     .ranges = true,
+     .unit = "step numbers",
+     .meaning = "steps of which run.dir/trace.json shows what every rank computes, sends and waits "
+                "for, e.g. `3` or `3,10-12`"},
 
     {.name = "run.name",
      LAYOUT,
@@ -564,7 +574,10 @@ const tr_setting tr_settings[] = {
 const size_t tr_num_settings = sizeof tr_settings / sizeof *tr_settings;
 
 const char *const tr_settings_later[] = {
-    "model.rope_scaling", "checkpoint.snapshot_mb", "log.tensorboard", "log.trace", NULL,
+    "model.rope_scaling",
+    "checkpoint.snapshot_mb",
+    "log.tensorboard",
+    NULL,
 };
 
 _Static_assert(sizeof(tr_preset) == sizeof(int) && sizeof(tr_dtype) == sizeof(int),

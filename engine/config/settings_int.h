@@ -19,7 +19,7 @@ typedef enum tr_setting_type {
     TR_SETTING_CHOICE, /* an enum: int; 0 is no value of one that can be open */
     TR_SETTING_TEXT,   /* char *, owned */
     TR_SETTING_DATA,   /* char *, owned: a path, or a list with one {path, weight} */
-    TR_SETTING_LIST    /* char *, owned: `auto` or whole numbers with commas; YAML lists too */
+    TR_SETTING_LIST    /* char *, owned: the keyword or whole numbers with commas; YAML lists too */
 } tr_setting_type;
 
 typedef struct tr_choice {
@@ -41,6 +41,7 @@ typedef struct tr_setting {
     double min, max;         /* numbers; both included, but max excluded when below_max */
     bool below_max;          /* max itself is not allowed */
     bool power_of_two;       /* a positive number must be one */
+    bool ranges;             /* lists: an element may be FIRST-LAST */
     const char *keyword;     /* a word that stands for the number 0, or for NULL in a text */
     const char *preset_gpt2; /* as text: the switch that the preset sets; NULL = none */
     const char *preset_llama;

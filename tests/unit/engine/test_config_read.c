@@ -125,6 +125,30 @@ static void test_wrong_type(void **state)
     refuses_override("run.name=", "no value");
 }
 
+static void test_steps_to_trace(void **state)
+{
+    (void)state;
+    static const char *const good[][2] = {
+        {"log: {trace: 3}\n", "3"},
+        {"log:\n  trace: [2, 5-8, 9-9]\n", "2,5-8,9-9"},
+        {"log: {trace: none}\n", "none"},
+        {"log: {every: 2}\n", "none"},
+    };
+    static const char *const bad[] = {
+        "log.trace=0",    "log.trace=5-3", "log.trace=3-",    "log.trace=-3",
+        "log.trace=3,,4", "log.trace=all", "log.trace=1-2-3", "log.trace=1234567890",
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        tr_config cfg;
+        assert_int_equal(fixture_read(&cfg, good[i][0]), TR_OK);
+        assert_string_equal(cfg.log.trace, good[i][1]);
+        tr_config_clear(&cfg);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        refuses_override(bad[i], "log.trace", "3,10-12");
+    refuses_override("parallel.stages=2-3", "parallel.stages", "2,3,3,2");
+}
+
 static void test_unit_suffix(void **state)
 {
     (void)state;
@@ -156,29 +180,14 @@ static void test_not_in_this_version(void **state)
 {
     (void)state;
     static const char *const assignments[] = {
-        "model.preset=mistral",
-        "model.preset=qwen2",
-        "model.preset=qwen3",
-        "model.qk_norm=true",
-        "model.z_loss=0.001",
-        "model.rope_scaling=linear",
-        "data.document_mask=true",
-        "train.reduction_order=native",
-        "train.tensor_slices=4",
-        "train.tf32=true",
-        "parallel.schedule=zb-h1",
-        "parallel.schedule=zb-v",
-        "parallel.zero=3",
-        "parallel.inside=nccl",
-        "parallel.across=ucx",
-        "parallel.across=nccl",
-        "checkpoint.async=true",
-        "checkpoint.snapshot_mb=64",
-        "device.kind=cuda",
-        "device.attention=cudnn",
-        "device.attention=own",
+        "model.preset=mistral",    "model.preset=qwen2",           "model.preset=qwen3",
+        "model.qk_norm=true",      "model.z_loss=0.001",           "model.rope_scaling=linear",
+        "data.document_mask=true", "train.reduction_order=native", "train.tensor_slices=4",
+        "train.tf32=true",         "parallel.schedule=zb-h1",      "parallel.schedule=zb-v",
+        "parallel.zero=3",         "parallel.inside=nccl",         "parallel.across=ucx",
+        "parallel.across=nccl",    "checkpoint.async=true",        "checkpoint.snapshot_mb=64",
+        "device.kind=cuda",        "device.attention=cudnn",       "device.attention=own",
         "log.tensorboard=true",
-        "log.trace=3",
     };
     for (size_t i = 0; i < sizeof assignments / sizeof *assignments; i++)
         refuses_override(assignments[i], "not in this version", "command line");
@@ -303,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_misspelt_key),
         cmocka_unit_test(test_key_twice),
         cmocka_unit_test(test_wrong_type),
+        cmocka_unit_test(test_steps_to_trace),
         cmocka_unit_test(test_unit_suffix),
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_not_in_this_version),
