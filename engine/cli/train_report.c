@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -17,29 +16,29 @@
 #include "io/status_file.h"
 #include "kernels/device.h"
 
-/* Who holds the lock of a folder, as its file says. */
-static tr_status in_use(const char *setting, const char *folder, int file)
+static tr_status in_use(const char *setting, const char *folder, const char *holder)
 {
-    char holder[160] = "";
-    ssize_t length = pread(file, holder, sizeof holder - 1, 0);
-    holder[length > 0 ? length : 0] = '\0';
     return tr_fail(TR_ERR_SETTINGS,
-                   "%s %s is in use by another job (%s); give this one a run.name, run.dir or "
+                   "%s %s is in use by another job%s; give this one a run.name, run.dir or "
                    "checkpoint.dir of its own, or wait for the other to end",
                    setting, folder, holder);
 }
 
-/* Makes a folder that this job writes and locks it for the life of this process; the system lets go of the lock however the process ends. */
-static tr_status folder_take(const char *setting, const char *folder)
+/* Locks the run folder for the life of this process; the system lets go of the lock however the process ends. Its file says who holds it. */
+static tr_status run_folder_take(const char *folder)
 {
     TR_TRY(tr_folders_make(folder));
     char *path = tr_format("%s/lock", folder);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     tr_status status = TR_OK;
     if (file < 0) {
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot write %s", setting, path);
+        status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", path);
     } else if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        status = in_use(setting, folder, file);
+        char text[160] = "", holder[176];
+        ssize_t length = pread(file, text, sizeof text - 1, 0);
+        text[length > 0 ? length : 0] = '\0';
+        snprintf(holder, sizeof holder, " (%s)", text);
+        status = in_use("run.dir", folder, holder);
         close(file);
     } else {
         char host[64] = "";
@@ -51,20 +50,28 @@ static tr_status folder_take(const char *setting, const char *folder)
     return status;
 }
 
-static bool is_same_folder(const char *a, const char *b)
+/* The same for the folder of checkpoints, which holds nothing but these: the lock is the folder's own. */
+static tr_status checkpoint_folder_take(const char *folder)
 {
-    struct stat about_a, about_b;
-    return stat(a, &about_a) == 0 && stat(b, &about_b) == 0 && about_a.st_dev == about_b.st_dev &&
-           about_a.st_ino == about_b.st_ino;
+    TR_TRY(tr_folders_make(folder));
+    if (access(folder, W_OK | X_OK) != 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "checkpoint.dir: cannot write in %s", folder);
+    int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file < 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "checkpoint.dir: cannot open %s", folder);
+    if (flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return TR_OK; /* also where a file system has no locks */
+    close(file);
+    return in_use("checkpoint.dir", folder, "");
 }
 
 tr_status tr_train_folder_create(const tr_config *cfg)
 {
     char *log_path = tr_format("%s/log.txt", cfg->run.dir);
     char *ctl_path = tr_format("%s/ctl", cfg->run.dir);
-    tr_status status = folder_take("run.dir", cfg->run.dir);
-    if (status == TR_OK && !is_same_folder(cfg->run.dir, cfg->checkpoint.dir))
-        status = folder_take("checkpoint.dir", cfg->checkpoint.dir);
+    tr_status status = run_folder_take(cfg->run.dir);
+    if (status == TR_OK)
+        status = checkpoint_folder_take(cfg->checkpoint.dir);
     if (status == TR_OK)
         status = tr_folders_make(ctl_path);
     if (status == TR_OK && !tr_log_file_open(log_path))
@@ -124,16 +131,26 @@ static void saving_print(const tr_config *cfg)
                     "this run can be resumed or sampled");
 }
 
+/* Whole or not at all: where the disk is full, the one of before stays. */
 static tr_status config_write(const tr_config *cfg)
 {
-    char *path = tr_format("%s/config.yaml", cfg->run.dir), *text = tr_config_dump(cfg);
-    FILE *file = fopen(path, "w");
-    bool failed = file == NULL || fputs(text, file) < 0;
-    if (file != NULL && fclose(file) != 0)
-        failed = true;
-    tr_status status =
-        failed ? tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", path) : TR_OK;
+    char *path = tr_format("%s/config.yaml", cfg->run.dir), *temp = tr_format("%s.tmp", path);
+    char *text = tr_config_dump(cfg);
+    tr_status status = TR_OK;
+    int file = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0) {
+        status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", temp);
+    } else {
+        status = tr_file_write_all(file, text, strlen(text), temp);
+        if (status == TR_OK) {
+            status = tr_file_commit(file, temp, path);
+        } else {
+            close(file);
+            unlink(temp);
+        }
+    }
     tr_free(path);
+    tr_free(temp);
     tr_free(text);
     return status;
 }

@@ -47,6 +47,15 @@ expect 1 'the state after step [0-9]*, the job.s last, is not saved'
 ended lost failed 1
 gone
 
+# What a start writes takes the place of what was there when it is whole, so that a full disk cannot cut it.
+what='config.yaml of another start'
+before=$(cat "$scratch/lost/config.yaml")
+ln "$scratch/lost/config.yaml" "$scratch/kept"
+job 2 train $config "run.dir=$scratch/lost" train.steps=1 train.lr=1
+expect 0
+equal "$what: the one of before" "$(cat "$scratch/kept")" "$before"
+grep -q '^  lr: 1 ' "$scratch/lost/config.yaml" || fail "$what: the new train.lr is not there"
+
 # Slow reads: the loader sleeps twice a sequence. Short against a step: hidden. Long: shown in the metrics and the log.
 waits() { metric "$1" feed | awk 'NR > 3 { n++; w += $1 } END { print w / n }'; }
 steps_ms() { metric "$1" step_ms | awk 'NR > 3 { n++; w += $1 } END { print w / n }'; }
