@@ -110,7 +110,7 @@ static void remedy_try(const tr_run *run, const tr_config *changed, const char *
 {
     size_t bytes[TR_MEM_NUM];
     tr_mesh mesh = tr_config_mesh(changed, run->mesh.rank);
-    if (tr_run_count_bytes(changed, &mesh, run->device, bytes) != TR_OK || total_of(bytes) > limit)
+    if (tr_run_count(changed, &mesh, run->device, bytes, NULL) != TR_OK || total_of(bytes) > limit)
         return;
     size_t used = strlen(text);
     snprintf(text + used, text_bytes - used, "%s%s (%zu bytes)", used > 0 ? ", " : "", setting,
@@ -121,11 +121,16 @@ static void remedies_find(const tr_run *run, size_t limit, char *text, size_t te
 {
     tr_config changed = run->cfg; /* shallow: read only, not cleared */
     text[0] = '\0';
-    if (run->cfg.parallel.zero == 0 && run->mesh.data_size > 1) {
-        changed.parallel.zero = 1;
-        remedy_try(run, &changed, "parallel.zero=1", limit, text, text_bytes);
-        changed.parallel.zero = 0; /* each remedy alone */
+    /* Higher ZeRO stages, each alone, in the order of sums that a new run would take unless it is recorded or asked for. */
+    for (int64_t zero = run->cfg.parallel.zero + 1; zero <= 2 && run->mesh.data_size > 1; zero++) {
+        char setting[32];
+        snprintf(setting, sizeof setting, "parallel.zero=%d", (int)zero);
+        changed.parallel.zero = zero;
+        if (!tr_config_is_set(&run->cfg, "train.reduction_order"))
+            changed.train.reduction_order = tr_config_natural_order(&changed);
+        remedy_try(run, &changed, setting, limit, text, text_bytes);
     }
+    changed = run->cfg;
     changed.memory.recompute = TR_RECOMPUTE_SELECTIVE;
     if (run->cfg.memory.recompute == TR_RECOMPUTE_NONE)
         remedy_try(run, &changed, "memory.recompute=selective", limit, text, text_bytes);

@@ -22,9 +22,13 @@ static uint64_t shard_signature(const tr_config *cfg, const tr_param_table *tabl
     return signature;
 }
 
-static void rank_fill(tr_plan_rank *rank, const tr_mesh *mesh, const size_t bytes[TR_MEM_NUM])
+static void rank_fill(tr_plan_rank *rank, const tr_mesh *mesh, const size_t bytes[TR_MEM_NUM],
+                      const tr_traffic *traffic)
 {
-    *rank = (tr_plan_rank){mesh->data, mesh->tensor, mesh->pipeline, {0}, 0};
+    *rank = (tr_plan_rank){.data = mesh->data,
+                           .tensor = mesh->tensor,
+                           .pipeline = mesh->pipeline,
+                           .traffic = *traffic};
     for (int c = 0; c < TR_MEM_NUM; c++) {
         rank->bytes[c] = bytes[c];
         rank->total += bytes[c];
@@ -49,15 +53,55 @@ tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *r
                 twin = other;
         }
         size_t bytes[TR_MEM_NUM];
-        if (twin >= 0)
+        tr_traffic traffic = {0};
+        if (twin >= 0) {
             memcpy(bytes, ranks[twin].bytes, sizeof bytes);
-        else
-            status = tr_run_count_bytes(cfg, &mesh, device, bytes);
-        rank_fill(&ranks[r], &mesh, bytes);
+            traffic = ranks[twin].traffic;
+        } else {
+            status = tr_run_count(cfg, &mesh, device, bytes, &traffic);
+        }
+        rank_fill(&ranks[r], &mesh, bytes, &traffic);
     }
     tr_free(signatures);
     tr_param_table_clear(&table);
     return status;
+}
+
+/* Bytes of a rank in a configuration, and what it sends of gradients. */
+static tr_status order_bytes(const tr_config *cfg, int rank, tr_device *device, int64_t *memory,
+                             int64_t *sent)
+{
+    size_t bytes[TR_MEM_NUM];
+    tr_traffic traffic;
+    tr_mesh mesh = tr_config_mesh(cfg, rank);
+    TR_TRY(tr_run_count(cfg, &mesh, device, bytes, &traffic));
+    *memory = 0;
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        *memory += (int64_t)bytes[c];
+    *sent = traffic.gradients;
+    return TR_OK;
+}
+
+tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_order *order)
+{
+    tr_config natural = *cfg; /* shallow: read only, not cleared */
+    natural.train.reduction_order = tr_config_natural_order(cfg);
+    natural.derived.leaves = cfg->parallel.data;
+    *order = (tr_plan_order){.plan = tr_config_reduce_plan(cfg)};
+    order->natural = natural.train.reduction_order == cfg->train.reduction_order &&
+                     natural.derived.leaves == cfg->derived.leaves;
+    for (int p = 0; p < cfg->parallel.pipeline && !order->natural; p++) {
+        int64_t memory, sent, natural_memory, natural_sent;
+        tr_mesh first = tr_config_mesh(cfg, 0);
+        int rank = tr_mesh_rank_at(&first, 0, 0, p);
+        TR_TRY(order_bytes(cfg, rank, device, &memory, &sent));
+        TR_TRY(order_bytes(&natural, rank, device, &natural_memory, &natural_sent));
+        if (p == 0 || memory - natural_memory > order->memory)
+            order->memory = memory - natural_memory;
+        if (p == 0 || sent - natural_sent > order->sent)
+            order->sent = sent - natural_sent;
+    }
+    return TR_OK;
 }
 
 /* Forward FLOPs of a chunk for one microbatch: 2 per weight and token in the products, 4 A D T per token and layer in attention. */

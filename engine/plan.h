@@ -3,6 +3,7 @@
 #define TR_ENGINE_PLAN_H
 
 #include "engine/config/config.h"
+#include "engine/traffic.h"
 #include "kernels/device.h"
 #include "memory/arena.h"
 
@@ -10,10 +11,19 @@ typedef struct tr_plan_rank {
     int data, tensor, pipeline;
     size_t bytes[TR_MEM_NUM];
     size_t total;
+    tr_traffic traffic; /* bytes sent in a step */
 } tr_plan_rank;
 
 /* Fills ranks[0 ... cfg->derived.num_ranks - 1] from the counting pass of each rank; ranks that must have equal bytes are counted once. */
 tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks);
+
+/* What the recorded order of sums costs the rank of each stage with the largest shards, over the order that the layout follows naturally. */
+typedef struct tr_plan_order {
+    tr_reduce_plan plan;
+    bool natural;         /* it is that order: costs nothing */
+    int64_t memory, sent; /* bytes more, largest stage; sent: in a step */
+} tr_plan_order;
+tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_order *order);
 
 typedef struct tr_plan_pipeline {
     double idle_share;    /* of all ranks' time in a step, by the schedule's simulation */

@@ -134,8 +134,8 @@ static tr_status groups_create(tr_run *run)
 
 /* ---- memory ---- */
 
-tr_status tr_run_count_bytes(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
-                             size_t bytes[TR_MEM_NUM])
+tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
+                       size_t bytes[TR_MEM_NUM], tr_traffic *traffic)
 {
     tr_arena arenas[TR_MEM_NUM];
     tr_stage stage;
@@ -146,6 +146,8 @@ tr_status tr_run_count_bytes(const tr_config *cfg, const tr_mesh *mesh, tr_devic
     tr_optimizer_init(&optimizer, &stage);
     for (int c = 0; c < TR_MEM_NUM; c++)
         bytes[c] = arenas[c].peak;
+    if (traffic != NULL)
+        *traffic = tr_stage_traffic(&stage);
     tr_stage_clear(&stage);
     return TR_OK;
 }
@@ -276,7 +278,7 @@ static tr_status device_create(tr_run *run)
 
 static tr_status stage_create(tr_run *run)
 {
-    TR_TRY(tr_run_count_bytes(&run->cfg, &run->mesh, run->device, run->bytes));
+    TR_TRY(tr_run_count(&run->cfg, &run->mesh, run->device, run->bytes, NULL));
     TR_TRY(tr_memory_fit_check(run));
     TR_TRY(memory_create(run));
     TR_TRY(tr_stage_init(&run->stage, &run->cfg, &run->mesh, run->device, run->arenas));

@@ -8,6 +8,7 @@
 #include "engine/optimizer.h"
 #include "engine/scaler.h"
 #include "engine/trace.h"
+#include "engine/traffic.h"
 #include "engine/trine.h"
 #include "parallel/world.h"
 
@@ -61,8 +62,8 @@ tr_status tr_run_compare_numerics(tr_run *run);
 /* Opens data.train at the run's data position (a second call closes the first). */
 tr_status tr_run_feed_open(tr_run *run);
 
-/* Fills the planned bytes of a rank by building its stage on counting arenas. Pure. */
-tr_status tr_run_count_bytes(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
-                             size_t bytes[TR_MEM_NUM]);
+/* Fills the planned bytes of a rank by building its stage on counting arenas, and what it will send in a step (traffic may be NULL). Pure. */
+tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
+                       size_t bytes[TR_MEM_NUM], tr_traffic *traffic);
 
 #endif

@@ -176,6 +176,25 @@ void tr_bucket_reducer_connect(tr_bucket_reducer *reducer, const tr_data_groups 
     }
 }
 
+int64_t tr_bucket_reducer_step_bytes(const tr_bucket_reducer *reducer, int num_exchanges)
+{
+    const tr_mesh *mesh = &reducer->mesh;
+    int64_t exchanged = 0, gathered = 0;
+    for (int b = 0; b < reducer->num_buckets; b++) {
+        for (int h = 0; h < reducer->num_hops; h++) {
+            const tr_bucket_hop *hop = &reducer->hops[h];
+            int own = hop->group == &reducer->groups.shard     ? mesh->shard
+                      : hop->group == &reducer->groups.replica ? mesh->replica
+                                                               : mesh->data;
+            for (int n = 0; n < hop->size; n++)
+                exchanged += n != own ? hop->counts[b * hop->size + n] : 0;
+        }
+        gathered += reducer->replica_counts[b * mesh->replica_size + mesh->replica] *
+                    (mesh->replica_size - 1);
+    }
+    return (exchanged * num_exchanges + gathered) * (int64_t)sizeof(float);
+}
+
 /* ---- sums ---- */
 
 /* Copies the intervals of all owners of a bucket, in packing order. */

@@ -86,6 +86,9 @@ void tr_bucket_reducer_clear(tr_bucket_reducer *reducer);
 /* Hands the groups in, and reserves their memory. After init on real arenas. */
 void tr_bucket_reducer_connect(tr_bucket_reducer *reducer, const tr_data_groups *groups);
 
+/* Bytes that this rank sends in a step of so many exchanges. */
+int64_t tr_bucket_reducer_step_bytes(const tr_bucket_reducer *reducer, int num_exchanges);
+
 /* grads[i]: this rank's finished sums of item i in an exchange, for the bucket's items; read, or overwritten, before it returns. Posts; earlier buckets are moved on. The
  * sums over the data ranks go to held[i]. */
 tr_status tr_bucket_reduce_post(tr_bucket_reducer *reducer, int bucket, int exchange,

@@ -14,7 +14,9 @@ static const char usage[] =
     "\n"
     "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal "
     "bytes share\n"
-    "a line), and the idle share of the pipeline schedule with costs counted in FLOPs.\n"
+    "a line), what they send in a step, what the order of sums costs here, and the idle share of "
+    "the\n"
+    "pipeline schedule with costs counted in FLOPs.\n"
     "\n"
     "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
     "  --schedule   also print the schedule, one line per stage: chunk, action, microbatch\n";
@@ -22,6 +24,15 @@ static const char usage[] =
 static bool same_bytes(const tr_plan_rank *a, const tr_plan_rank *b)
 {
     return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+/* "3", or "3-5" for ranks first ... end - 1. */
+static void ranks_label(int first, int end, char label[32])
+{
+    if (end == first + 1)
+        snprintf(label, 32, "%d", first);
+    else
+        snprintf(label, 32, "%d-%d", first, end - 1);
 }
 
 static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
@@ -36,10 +47,7 @@ static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
         char label[32];
         while (end < num_ranks && same_bytes(&ranks[r], &ranks[end]))
             end++;
-        if (end == r + 1)
-            snprintf(label, sizeof label, "%d", r);
-        else
-            snprintf(label, sizeof label, "%d-%d", r, end - 1);
+        ranks_label(r, end, label);
         printf("%-11s", label);
         for (int c = 0; c < TR_MEM_NUM; c++)
             printf(" %15zu", ranks[r].bytes[c]);
@@ -51,6 +59,54 @@ static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
     printf("largest rank %d (data %d, tensor %d, pipeline %d): %zu bytes\n", largest,
            ranks[largest].data, ranks[largest].tensor, ranks[largest].pipeline,
            ranks[largest].total);
+}
+
+static bool same_traffic(const tr_traffic *a, const tr_traffic *b)
+{
+    return a->gradients == b->gradients && a->weights == b->weights && a->stages == b->stages;
+}
+
+static void traffic_print(const tr_plan_rank *ranks, int num_ranks)
+{
+    printf(
+        "bytes sent per rank and step, without those between tensor ranks\n%-11s %15s %15s %15s\n",
+        "ranks", "gradients", "weights", "stages");
+    for (int r = 0; r < num_ranks;) {
+        int end = r + 1;
+        while (end < num_ranks && same_traffic(&ranks[r].traffic, &ranks[end].traffic))
+            end++;
+        char label[32];
+        ranks_label(r, end, label);
+        printf("%-11s %15lld %15lld %15lld\n", label, (long long)ranks[r].traffic.gradients,
+               (long long)ranks[r].traffic.weights, (long long)ranks[r].traffic.stages);
+        r = end;
+    }
+}
+
+/* How the sum of gradients goes, and what it costs more than the order that this layout would choose. */
+static tr_status order_print(const tr_config *cfg, tr_device *device)
+{
+    tr_plan_order order;
+    TR_TRY(tr_plan_order_count(cfg, device, &order));
+    const tr_reduce_plan *plan = &order.plan;
+    char *name = tr_config_get(cfg, "train.reduction_order");
+    printf(
+        "sum of gradients: %s of %lld leaves; a rank sums %d microbatch%s into a leaf, combines %d "
+        "lea%s, exchanges %d time%s a round, %d round%s\n",
+        name, (long long)cfg->derived.leaves, plan->per_leaf, plan->per_leaf == 1 ? "" : "es",
+        plan->local_leaves, plan->local_leaves == 1 ? "f" : "ves", plan->parts,
+        plan->parts == 1 ? "" : "s", plan->rounds, plan->rounds == 1 ? "" : "s");
+    if (order.natural)
+        printf("price of that order: none, this layout follows it naturally\n");
+    else
+        printf("price of that order: %+lld bytes of memory, %+lld bytes sent per step, over %s of "
+               "%lld "
+               "leaves\n",
+               (long long)order.memory, (long long)order.sent,
+               tr_config_natural_order(cfg) == TR_REDUCTION_BLOCKS ? "blocks" : "rounds",
+               (long long)cfg->parallel.data);
+    tr_free(name);
+    return TR_OK;
 }
 
 static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
@@ -88,8 +144,11 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
     tr_free(batch);
     tr_plan_rank *ranks = TR_NEW_ARRAY(tr_plan_rank, (size_t)num_ranks);
     tr_status status = tr_plan_count(cfg, device, ranks);
-    if (status == TR_OK)
+    if (status == TR_OK) {
         bytes_print(ranks, num_ranks);
+        traffic_print(ranks, num_ranks);
+        status = order_print(cfg, device);
+    }
     tr_free(ranks);
     return status == TR_OK ? pipeline_print(cfg, with_schedule) : status;
 }

@@ -199,6 +199,8 @@ tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks);
 /* The place of a rank (0 ... derived.num_ranks - 1) in the mesh of a resolved configuration. */
 tr_mesh tr_config_mesh(const tr_config *cfg, int rank);
 
+/* The order of sums that the layout follows at no cost: blocks, or with ZeRO 2 and 3 rounds (with as many leaves as data ranks). */
+tr_reduction_order tr_config_natural_order(const tr_config *cfg);
 /* How the data ranks of a resolved configuration follow the reduction tree. */
 tr_reduce_plan tr_config_reduce_plan(const tr_config *cfg);
 

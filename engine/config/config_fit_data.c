@@ -77,8 +77,7 @@ static void warn_not_covered(tr_config *cfg)
 static tr_status fit_tree(tr_config *cfg)
 {
     if (cfg->train.reduction_order == TR_REDUCTION_OPEN) {
-        cfg->train.reduction_order =
-            cfg->parallel.zero < 2 ? TR_REDUCTION_BLOCKS : TR_REDUCTION_ROUNDS;
+        cfg->train.reduction_order = tr_config_natural_order(cfg);
         tr_setting_resolved(cfg, "train.reduction_order");
     }
     if (cfg->train.reduction_leaves == 0) {

@@ -112,6 +112,11 @@ tr_mesh tr_config_mesh(const tr_config *cfg, int rank)
                         (int)cfg->parallel.pipeline, shard_size, rank);
 }
 
+tr_reduction_order tr_config_natural_order(const tr_config *cfg)
+{
+    return cfg->parallel.zero < 2 ? TR_REDUCTION_BLOCKS : TR_REDUCTION_ROUNDS;
+}
+
 tr_reduce_plan tr_config_reduce_plan(const tr_config *cfg)
 {
     return tr_reduce_plan_make(cfg->train.reduction_order, (int)cfg->derived.microbatches,
