@@ -32,6 +32,8 @@ done <<'END'
 3 parallel.pipeline=3 memory.recompute=selective
 4 parallel.tensor=2 parallel.sequence=false train.micro_batch=2
 4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved
+4 parallel.zero=2 parallel.shard_ranks=2 train.precision=bf16
+6 parallel.zero=2 parallel.pipeline=2 train.reduction_order=blocks train.reduction_leaves=3
 8 parallel.tensor=2 parallel.pipeline=2 memory.recompute=full train.precision=fp16
 END
 

@@ -480,6 +480,22 @@ static void test_weights_only(fx_job *job)
     fx_close(&fx);
 }
 
+/* The configuration of a run on `ranks` ranks that goes on in a folder, as the command line makes it. Rank 0. */
+static void resumed_config(fx_job *job, tr_config *cfg, const char *name, const char *word,
+                           int64_t ranks)
+{
+    char dir[128], copy[64];
+    tr_config_init(cfg);
+    fx_need(job, tr_config_read_file(cfg, TRINE_CONFIG_DIR "/tiny-g.yaml"));
+    snprintf(dir, sizeof dir, "checkpoint.dir=%s/%s", folder, name);
+    snprintf(copy, sizeof copy, "%s", word);
+    fx_need(job, tr_config_override(cfg, dir));
+    if (copy[0] != '\0')
+        fx_need(job, tr_config_override(cfg, copy));
+    fx_need(job, tr_checkpoint_peek(cfg));
+    fx_need(job, tr_config_resolve(cfg, ranks));
+}
+
 /* The reduction tree comes from the checkpoint unless the user says otherwise. Rank 0 alone. */
 static void test_recorded_tree(fx_job *job)
 {
@@ -499,21 +515,43 @@ static void test_recorded_tree(fx_job *job)
     fx_close(&fx);
     for (size_t i = 0; i < sizeof tries / sizeof tries[0] && job->rank == 0; i++) {
         tr_config cfg;
-        char dir[128], word[64];
-        tr_config_init(&cfg);
-        fx_need(job, tr_config_read_file(&cfg, TRINE_CONFIG_DIR "/tiny-g.yaml"));
-        snprintf(dir, sizeof dir, "checkpoint.dir=%s/tree", folder);
-        snprintf(word, sizeof word, "%s", tries[i].more);
-        fx_need(job, tr_config_override(&cfg, dir));
-        if (word[0] != '\0')
-            fx_need(job, tr_config_override(&cfg, word));
-        fx_need(job, tr_checkpoint_peek(&cfg));
-        fx_need(job, tr_config_resolve(&cfg, 1));
-        fx_check(job, cfg.train.reduction_leaves == tries[i].leaves, "%s: %lld leaves", word,
-                 (long long)cfg.train.reduction_leaves);
+        resumed_config(job, &cfg, "tree", tries[i].more, 1);
+        fx_check(job, cfg.train.reduction_leaves == tries[i].leaves, "%s: %lld leaves",
+                 tries[i].more, (long long)cfg.train.reduction_leaves);
         tr_config_clear(&cfg);
     }
 }
+
+/* So does the order; a data size that would break the bits is told which would not. */
+static void test_recorded_order(fx_job *job)
+{
+    tr_metrics metrics[1];
+    fx_run fx;
+    tr_config cfg;
+    fx_open(job, &fx, "g", settings("parallel.data=4 parallel.zero=2", "order", ""), NULL, NULL);
+    steps(&fx, 1, metrics);
+    save(&fx);
+    fx_close(&fx);
+    if (job->rank != 0)
+        return;
+    resumed_config(job, &cfg, "order", "parallel.zero=1", 2);
+    fx_check(job,
+             cfg.train.reduction_order == TR_REDUCTION_ROUNDS && cfg.train.reduction_leaves == 4 &&
+                 cfg.derived.warnings == NULL,
+             "zero 1 does not go on in rounds");
+    tr_config_clear(&cfg);
+    resumed_config(job, &cfg, "order", "train.reduction_order=blocks", 2);
+    fx_check(job, cfg.train.reduction_order == TR_REDUCTION_BLOCKS, "what is asked for is lost");
+    tr_config_clear(&cfg);
+    resumed_config(job, &cfg, "order", "parallel.zero=2", 3);
+    fx_check(job,
+             cfg.derived.leaves == 3 && cfg.derived.warnings != NULL &&
+                 strstr(cfg.derived.warnings, "in order rounds it covers 1, 2 and 4") != NULL,
+             "three ranks: %s", cfg.derived.warnings ? cfg.derived.warnings : "no warning");
+    tr_config_clear(&cfg);
+}
+
+/* ---- */
 
 int main(int argc, char **argv)
 {
@@ -530,6 +568,7 @@ int main(int argc, char **argv)
         {"another_model", test_another_model},
         {"weights_only", test_weights_only},
         {"recorded_tree", test_recorded_tree},
+        {"recorded_order", test_recorded_order},
     };
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;

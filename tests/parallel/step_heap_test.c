@@ -65,9 +65,13 @@ static void steps_allocate_nothing(fx_job *job)
         {"g", "parallel.data=2 parallel.tensor=2 parallel.pipeline=2 parallel.inside=mpi "
               "parallel.zero=0 train.precision=fp16 memory.recompute=full"},
         {"l", "parallel.data=8 parallel.inside=mpi parallel.bucket_mb=0.02 train.precision=bf16"},
+        {"g", "parallel.data=8 parallel.inside=mpi parallel.bucket_mb=0.02 parallel.zero=2 "
+              "parallel.shard_ranks=4 train.global_batch=16"},
+        {"l", "parallel.data=6 parallel.inside=mpi parallel.zero=2 parallel.shard_ranks=3 "
+              "train.reduction_order=blocks train.global_batch=12"},
         {"l", "parallel.tensor=4 parallel.pipeline=2 parallel.virtual=2 "
               "parallel.schedule=interleaved memory.recompute=selective parallel.inside=mpi"}};
-    for (int i = 0; i < 5; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fx_run fx;
         tr_metrics metrics;
         double loss;
