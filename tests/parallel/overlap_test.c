@@ -76,32 +76,37 @@ static void print(const fx_job *job, const char *what, const outcome *of)
     fflush(stdout);
 }
 
-/* ---- data: buckets under backward ---- */
+/* ---- data: reductions under backward, gathers under forward ---- */
 
 /* 8 layers of 7 products forward and 14 backward, and the head's 1 and 2. */
-#define DATA_LAYOUT                                                                                \
-    "model.layers=8 parallel.data=2 train.global_batch=2 device.threads=1 parallel.bucket_mb=0.2 "
-static const double product_s = 3e-3, backward_products = 114;
-static const double gradient_bytes = 4.0 * (8 * 46208 + 2 * 257 * 64 + 64);
+#define DATA_LAYOUT "model.layers=8 device.threads=1 parallel.bucket_mb=0.2 "
+static const double product_s = 3e-3, forward_products = 57, backward_products = 114;
+static const double model_bytes =
+    4.0 * (8 * 46208 + 2 * 257 * 64 + 64); /* of all parameters, fp32 */
 
-/* Checks a reduction that takes `wire` seconds in all beside the same step on a fast network. */
-static void data_case(fx_job *job, const char *layout, double wire)
+/* Checks operations of one kind that take `wire` seconds a step in all, of which arithmetic can hide `hideable`, beside the same step on a
+ * fast network. */
+static void data_case(fx_job *job, const char *layout, const slow_rule *rule, double wire,
+                      double hideable)
 {
-    const slow_rule rule = {"data", TR_OP_REDUCE_SCATTER, 0, wire / gradient_bytes};
     char on[512], off[512];
-    snprintf(on, sizeof on, "%s parallel.overlap=true", layout);
-    snprintf(off, sizeof off, "%s parallel.overlap=false", layout);
+    snprintf(on, sizeof on, DATA_LAYOUT "%s parallel.overlap=true", layout);
+    snprintf(off, sizeof off, DATA_LAYOUT "%s parallel.overlap=false", layout);
     outcome fast = measure(job, on, product_s, NULL, 0);
-    outcome hidden = measure(job, on, product_s, &rule, 1);
-    outcome exposed = measure(job, off, product_s, &rule, 1);
+    outcome hidden = measure(job, on, product_s, rule, 1);
+    outcome exposed = measure(job, off, product_s, rule, 1);
+    slow_totals totals = slow_link_totals(rule->group);
     if (job->rank != 0)
         return;
     print(job, "fast network", &fast);
     print(job, "slow network, overlap", &hidden);
     print(job, "slow network, no overlap", &exposed);
-    /* Backward can hide what it can; the last buckets go when all is computed. */
-    double backward = product_s * backward_products;
-    double hideable = wire < backward ? wire : backward;
+    /* Weights are gathered once more, when the run is opened. */
+    double on_wire = totals.wire_seconds / (NUM_STEPS + (rule->kind == TR_OP_ALL_GATHER));
+    fx_check(job, fabs(on_wire - wire) < 0.02 * wire,
+             "%lld operations were on the wire for %.1f ms a step, not for %.1f",
+             (long long)totals.num_operations, on_wire * 1e3, wire * 1e3);
+    /* The last reductions go when all is computed, the first gathers before anything is. */
     double hid = hidden.times.compute + wire - hidden.seconds;
     double hid_without = exposed.times.compute + wire - exposed.seconds;
     fx_check(job, hid > 0.6 * hideable,
@@ -114,6 +119,40 @@ static void data_case(fx_job *job, const char *layout, double wire)
              "without overlap time.data is %.1f of %.1f ms", exposed.times.data * 1e3, wire * 1e3);
     fx_check(job, hidden.times.data < wire - 0.6 * hideable + 0.03,
              "with overlap time.data is %.1f of %.1f ms", hidden.times.data * 1e3, wire * 1e3);
+}
+
+/* A rule for operations whose results are `passes` times all parameters in a step, `wire` seconds of it. */
+static slow_rule rule_of(const char *group, tr_op_kind kind, double wire, double passes)
+{
+    return (slow_rule){group, (int)kind, 0, wire / (passes * model_bytes)};
+}
+
+static void data_cases(fx_job *job)
+{
+    double forward = product_s * forward_products, backward = product_s * backward_products;
+    if (fx_case(job, "reduce_short")) {
+        slow_rule rule = rule_of("data", TR_OP_REDUCE_SCATTER, 0.300, 1);
+        data_case(job, "parallel.data=2 train.global_batch=2 parallel.zero=1", &rule, 0.300, 0.300);
+    }
+    if (fx_case(job, "reduce_long")) {
+        slow_rule rule = rule_of("data", TR_OP_REDUCE_SCATTER, 0.800, 1);
+        data_case(job, "parallel.data=2 train.global_batch=2 parallel.zero=1", &rule, 0.800,
+                  backward);
+    }
+    if (fx_case(job, "reduce_rounds")) {
+        /* Every microbatch is reduced, also under the next one's forward. */
+        slow_rule rule = rule_of("data", TR_OP_REDUCE_SCATTER, 0.700, 2);
+        data_case(job, "parallel.data=2 train.global_batch=4 parallel.zero=2", &rule, 0.700, 0.700);
+    }
+    if (fx_case(job, "gather")) {
+        slow_rule rule = rule_of("data", TR_OP_ALL_GATHER, 0.120, 1);
+        data_case(job, "parallel.data=2 train.global_batch=2 parallel.zero=1", &rule, 0.120, 0.120);
+    }
+    if (fx_case(job, "gather_long")) {
+        slow_rule rule = rule_of("data", TR_OP_ALL_GATHER, 0.400, 1);
+        data_case(job, "parallel.data=2 train.global_batch=2 parallel.zero=1", &rule, 0.400,
+                  forward);
+    }
 }
 
 /* ---- pipeline: transfers under the next microbatch ---- */
@@ -142,16 +181,62 @@ static void pipeline_case(fx_job *job)
              slow.seconds * 1e3, fast.seconds * 1e3);
 }
 
+/* ---- what a wait for another rank is made of ---- */
+
+/* Rank 1 waits for a send that rank 0 posts `late` seconds later. */
+static void wait_case(fx_job *job, tr_transport inside, double wire)
+{
+    static const double late = 0.08;
+    const slow_rule rule = {"pair", SLOW_ANY_KIND, wire, 0};
+    const int ranks[2] = {0, 1};
+    const size_t bytes = 1 << 20;
+    tr_world *world;
+    tr_group *group;
+    tr_event event = {0};
+    void *memory;
+    slow_link_begin(&rule, wire > 0);
+    if (job->rank < 2) {
+        const tr_world_options options = {.inside = inside, .timeout_s = 30};
+        fx_need(job, tr_world_create(&world, job->first[2], &options));
+        fx_need(job, tr_world_comm_memory(world, bytes, &memory));
+        fx_need(job, tr_world_group_create(world, ranks, 2, "pair", &group));
+        fx_need(job, tr_group_barrier(group));
+        if (job->rank == 0) {
+            tr_clock_sleep(late);
+            fx_need(job, tr_group_send(group, 1, memory, bytes, 0, &event));
+        } else {
+            fx_need(job, tr_group_recv(group, 0, memory, bytes, 0, &event));
+        }
+        double before = tr_group_get_stats(group)->wait_seconds;
+        fx_need(job, tr_event_wait(&event));
+        const tr_group_stats *stats = tr_group_get_stats(group);
+        double waited = stats->wait_seconds - before, transfer = stats->transfer_seconds;
+        if (job->rank == 1)
+            printf("  %s, %.0f ms on the wire: waited %.1f ms, of which %.1f for the transfer\n",
+                   inside == TR_TRANSPORT_SHM ? "shm" : "mpi", wire * 1e3, waited * 1e3,
+                   transfer * 1e3);
+        if (job->rank == 1)
+            fx_check(job, transfer >= 0.95 * wire && transfer < waited - 0.7 * late,
+                     "of a wait of %.1f ms %.1f are the transfer's", waited * 1e3, transfer * 1e3);
+        fx_need(job, tr_group_barrier(group));
+        tr_group_destroy(group);
+        tr_world_destroy(world);
+    }
+    fx_gather(job);
+}
+
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
-    if (fx_case(&job, "data_short"))
-        data_case(&job, DATA_LAYOUT "parallel.zero=1", 0.300);
-    if (fx_case(&job, "data_long"))
-        data_case(&job, DATA_LAYOUT "parallel.zero=1", 0.800);
+    data_cases(&job);
     if (fx_case(&job, "pipeline"))
         pipeline_case(&job);
+    if (fx_case(&job, "wait")) {
+        wait_case(&job, TR_TRANSPORT_SHM, 0);
+        wait_case(&job, TR_TRANSPORT_MPI, 0);
+        wait_case(&job, TR_TRANSPORT_SHM, 0.05);
+    }
     slow_link_end();
     return fx_end(&job);
 }
