@@ -104,39 +104,67 @@ tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_o
     return TR_OK;
 }
 
-/* Forward FLOPs of a chunk for one microbatch: 2 per weight and token in the products, 4 A D T per token and layer in attention. */
+/* Forward FLOPs of a chunk for one microbatch: two per multiply-add. */
 static double chunk_flops(const tr_config *cfg, int chunk)
 {
-    double hidden = (double)cfg->model.hidden, ffn = (double)cfg->model.ffn;
-    double head_dim = (double)cfg->model.head_dim;
-    double q = (double)cfg->model.heads * head_dim, kv = (double)cfg->model.kv_heads * head_dim;
-    double tokens = (double)(cfg->train.micro_batch * cfg->train.seq_len);
-    double mlp = (cfg->model.mlp == TR_MLP_SWIGLU ? 3 : 2) * hidden * ffn;
-    double layer = 2 * (hidden * (2 * q + 2 * kv) + mlp) + 4 * q * (double)cfg->train.seq_len;
-    double flops = (double)cfg->derived.chunk_layers[chunk] * layer;
+    tr_part_costs costs = tr_config_part_costs(cfg);
+    double work = (double)cfg->derived.chunk_layers[chunk] * costs.layer;
+    if (chunk == 0)
+        work += costs.embedding;
     if (chunk == cfg->derived.num_chunks - 1)
-        flops += 2 * hidden * (double)cfg->model.vocab;
-    return flops * tokens;
+        work += costs.head;
+    return 2 * work * (double)(cfg->train.micro_batch * cfg->train.seq_len);
+}
+
+/* The run's schedule and what its actions cost, in forward FLOPs. */
+typedef struct pipeline {
+    tr_schedule *schedule;
+    double *flops, *backward; /* [num_chunks] */
+    tr_schedule_costs costs;
+} pipeline;
+
+static tr_status pipeline_init(pipeline *pipe, const tr_config *cfg)
+{
+    size_t num_chunks = (size_t)cfg->derived.num_chunks;
+    *pipe = (pipeline){0};
+    TR_TRY(tr_schedule_create(&pipe->schedule, cfg->parallel.schedule, (int)cfg->parallel.pipeline,
+                              (int)cfg->parallel.virtual_,
+                              (int)(cfg->derived.microbatches / cfg->parallel.data)));
+    pipe->flops = TR_NEW_ARRAY(double, num_chunks);
+    pipe->backward = TR_NEW_ARRAY(double, num_chunks);
+    for (size_t c = 0; c < num_chunks; c++) {
+        bool again = cfg->memory.recompute == TR_RECOMPUTE_FULL;
+        pipe->flops[c] = chunk_flops(cfg, (int)c);
+        pipe->backward[c] = pipe->flops[c] * (again ? 2 : 1);
+    }
+    pipe->costs = (tr_schedule_costs){
+        .forward = pipe->flops, .backward = pipe->backward, .weight = pipe->flops};
+    return TR_OK;
+}
+
+static void pipeline_clear(pipeline *pipe)
+{
+    tr_schedule_destroy(pipe->schedule);
+    tr_free(pipe->flops);
+    tr_free(pipe->backward);
+    *pipe = (pipeline){0};
 }
 
 tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan)
 {
     int num_chunks = (int)cfg->derived.num_chunks, num_stages = (int)cfg->parallel.pipeline;
-    tr_schedule *schedule;
+    pipeline pipe;
     *plan = (tr_plan_pipeline){0};
-    TR_TRY(tr_schedule_create(&schedule, cfg->parallel.schedule, num_stages,
-                              (int)cfg->parallel.virtual_,
-                              (int)(cfg->derived.microbatches / cfg->parallel.data)));
+    TR_TRY(pipeline_init(&pipe, cfg));
     plan->chunk_flops = TR_NEW_ARRAY(double, (size_t)num_chunks);
     plan->peak_live = TR_NEW_ARRAY(int, (size_t)num_chunks);
     double *busy = TR_NEW_ARRAY(double, (size_t)num_stages);
     for (int c = 0; c < num_chunks; c++) {
-        plan->chunk_flops[c] = chunk_flops(cfg, c);
-        plan->peak_live[c] = schedule->num_slots[c];
+        plan->chunk_flops[c] = pipe.flops[c];
+        plan->peak_live[c] = pipe.schedule->num_slots[c];
     }
-    tr_schedule_costs costs = {plan->chunk_flops, plan->chunk_flops, plan->chunk_flops, 0};
     tr_schedule_times times = {.busy = busy};
-    tr_status status = tr_schedule_simulate(schedule, &costs, &times);
+    tr_status status = tr_schedule_simulate(pipe.schedule, &pipe.costs, &times);
     double most = 0, sum = 0;
     for (int s = 0; s < num_stages; s++) {
         sum += busy[s];
@@ -144,8 +172,19 @@ tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan)
     }
     plan->idle_share = times.idle_share;
     plan->slowest_share = sum > 0 ? most * num_stages / sum : 1;
-    plan->text = tr_schedule_text(schedule);
+    plan->text = tr_schedule_text(pipe.schedule);
     tr_free(busy);
-    tr_schedule_destroy(schedule);
+    pipeline_clear(&pipe);
+    return status;
+}
+
+tr_status tr_plan_pipeline_draw(const tr_config *cfg, char **svg)
+{
+    pipeline pipe;
+    TR_TRY(pipeline_init(&pipe, cfg));
+    char *kind = tr_config_get(cfg, "parallel.schedule");
+    tr_status status = tr_schedule_draw(pipe.schedule, &pipe.costs, kind, svg);
+    tr_free(kind);
+    pipeline_clear(&pipe);
     return status;
 }

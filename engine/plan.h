@@ -35,7 +35,9 @@ typedef struct tr_plan_pipeline {
     char *text;    /* the schedule as text, one line per stage; freed with tr_free */
 } tr_plan_pipeline;
 
-/* Costs are counted FLOPs: forward 1, backward 2 of each chunk's products and attention. */
+/* Costs are counted FLOPs of each chunk's products and attention: F, B and W alike, and with full recompute a second F in B. */
 tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan);
+/* The schedule with these costs, drawn (tr_schedule_draw). */
+tr_status tr_plan_pipeline_draw(const tr_config *cfg, char **svg);
 
 #endif

@@ -176,8 +176,8 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     int num_microbatches = (int)(cfg->derived.microbatches / mesh->data_size);
     TR_TRY(tr_schedule_create(&stage->schedule, cfg->parallel.schedule, mesh->pipeline_size,
                               stage->num_chunks, num_microbatches));
-    TR_TRY(tr_schedule_create(&stage->evaluation, TR_SCHEDULE_FORWARD_ONLY, mesh->pipeline_size,
-                              stage->num_chunks, num_microbatches));
+    TR_TRY(tr_schedule_create(&stage->evaluation, tr_schedule_evaluation(cfg->parallel.schedule),
+                              mesh->pipeline_size, stage->num_chunks, num_microbatches));
     tr_param_table_init(&stage->table, cfg);
     tr_local_params_init(&stage->local, &stage->table, cfg, mesh);
     tr_model_init(&stage->model, cfg, mesh, device, mesh->pipeline == cfg->derived.head_stage,

@@ -15,7 +15,8 @@
 
 typedef struct step {
     tr_action action;
-    int peer; /* transfers: the other stage */
+    bool with_weight; /* B: its W is part of the call */
+    int peer;         /* transfers: the other stage */
     /* SEND: source; RECV_BACKWARD: destination; F, B: what the result goes to, or NULL. */
     void *buffer;
     /* B: gradient of the output, or NULL; RECV between chunks of one rank: what is copied. */
@@ -28,7 +29,7 @@ struct tr_pipeline_exec {
     tr_group *group;
     size_t transfer_bytes;
     tr_stage_functions functions;
-    int num_stages, num_virtual;
+    int stage, num_stages, num_virtual;
     bool keeps_activations; /* false in evaluation: a forward leaves nothing behind */
     step *steps;
     int num_steps;
@@ -84,8 +85,7 @@ static pair *find_pairs(tr_pipeline_exec *exec, const tr_schedule *schedule,
     tr_event *next_event = exec->recv_events;
     for (int i = 0; i < list->num_actions; i++) {
         const tr_action *action = &list->actions[i];
-        pair *of = &pairs[tr_schedule_index(schedule, action->chunk / schedule->num_stages,
-                                            action->microbatch)];
+        pair *of = &pairs[tr_schedule_local_index(schedule, action)];
         switch (action->kind) {
         case TR_ACTION_SEND_FORWARD:
             of->send_buffer = action->buffer;
@@ -109,8 +109,8 @@ static pair *find_pairs(tr_pipeline_exec *exec, const tr_schedule *schedule,
 
 /* The step of one action; `of` is its chunk's and microbatch's, `before` the step in front of it
  * (receives within a rank follow their send). */
-static step make_step(tr_pipeline_exec *exec, const tr_action *action, const pair *of,
-                      const step *before, const buffers *memory)
+static step make_step(tr_pipeline_exec *exec, const tr_schedule *schedule, const tr_action *action,
+                      const pair *of, const step *before, const buffers *memory)
 {
     step made = {.action = *action};
     int result = -1;
@@ -140,8 +140,8 @@ static step make_step(tr_pipeline_exec *exec, const tr_action *action, const pai
         break;
     }
     if (tr_action_is_send(action->kind) || tr_action_is_recv(action->kind))
-        made.peer = tr_action_peer_chunk(action) % exec->num_stages;
-    if (tr_action_is_recv(action->kind) && exec->num_stages == 1)
+        made.peer = tr_schedule_stage(schedule, tr_action_peer_chunk(action));
+    if (tr_action_is_recv(action->kind) && made.peer == exec->stage)
         made.source = before->buffer;
     if (result >= 0) {
         made.buffer = buffer_at(memory->send, memory->stride, result);
@@ -151,32 +151,24 @@ static step make_step(tr_pipeline_exec *exec, const tr_action *action, const pai
 }
 
 /* B and W of one call become one step. */
-static tr_status make_steps(tr_pipeline_exec *exec, const tr_schedule *schedule,
-                            const tr_action_list *list, const buffers *memory)
+static void make_steps(tr_pipeline_exec *exec, const tr_schedule *schedule,
+                       const tr_action_list *list, const buffers *memory)
 {
     pair *pairs = find_pairs(exec, schedule, list, memory);
-    tr_status status = TR_OK;
     for (int i = 0; i < list->num_actions; i++) {
         const tr_action *action = &list->actions[i];
-        const pair *of = &pairs[tr_schedule_index(schedule, action->chunk / schedule->num_stages,
-                                                  action->microbatch)];
-        if (action->kind == TR_ACTION_WEIGHT) {
-            const tr_action *previous = &exec->steps[exec->num_steps - 1].action;
-            if (previous->kind == TR_ACTION_BACKWARD && previous->chunk == action->chunk &&
-                previous->microbatch == action->microbatch)
-                continue;
-            status = tr_fail(TR_ERR_INTERNAL,
-                             "pipeline: %dW%d does not directly follow %dB%d; this executor runs "
-                             "the two as one",
-                             action->chunk, action->microbatch, action->chunk, action->microbatch);
-            break;
+        const pair *of = &pairs[tr_schedule_local_index(schedule, action)];
+        step *before = exec->num_steps > 0 ? &exec->steps[exec->num_steps - 1] : NULL;
+        if (i > 0 && tr_schedule_is_pair(list, i - 1)) {
+            before->with_weight = true;
+            continue;
         }
-        const step *before = exec->num_steps > 0 ? &exec->steps[exec->num_steps - 1] : NULL;
-        exec->steps[exec->num_steps] = make_step(exec, action, of, before, memory);
-        exec->num_steps++;
+        exec->steps[exec->num_steps++] = make_step(exec, schedule, action, of, before, memory);
     }
+    for (int i = 0; i < exec->num_steps; i++)
+        TR_ASSERT(exec->steps[i].action.kind != TR_ACTION_WEIGHT ||
+                  exec->functions.backward_weight != NULL);
     tr_free(pairs);
-    return status;
 }
 
 tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *schedule, int stage,
@@ -202,21 +194,18 @@ tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *sc
     made->group = group;
     made->transfer_bytes = transfer_bytes;
     made->functions = *functions;
+    made->stage = stage;
     made->num_stages = schedule->num_stages;
     made->num_virtual = schedule->num_virtual;
-    made->keeps_activations = schedule->kind != TR_SCHEDULE_FORWARD_ONLY;
+    made->keeps_activations = schedule->trains;
     made->num_send_events = schedule->num_send_buffers[stage];
     made->steps = TR_NEW_ARRAY(step, list->num_actions);
     made->send_events = TR_NEW_ARRAY(tr_event, made->num_send_events + 1);
     made->recv_events = TR_NEW_ARRAY(tr_event, num_receives + 1);
     made->live = TR_NEW_ARRAY(int, schedule->num_virtual);
-    tr_status status;
-    TR_TRY_GOTO(status, make_steps(made, schedule, list, &memory), destroy);
+    make_steps(made, schedule, list, &memory);
     *exec = made;
     return TR_OK;
-destroy:
-    tr_pipeline_exec_destroy(made);
-    return status;
 }
 
 void tr_pipeline_exec_destroy(tr_pipeline_exec *exec)
@@ -271,25 +260,33 @@ static tr_status run_receive(tr_pipeline_exec *exec, const step *one)
                          one->event);
 }
 
-static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
+static tr_status call_stage(tr_pipeline_exec *exec, const step *one)
 {
     const tr_stage_functions *functions = &exec->functions;
     const tr_action *action = &one->action;
-    int *live = &exec->live[action->chunk / exec->num_stages];
+    void *context = functions->context;
+    int chunk = action->chunk, microbatch = action->microbatch, slot = action->slot;
+    if (action->kind == TR_ACTION_FORWARD)
+        return functions->forward(context, chunk, microbatch, slot, one->buffer);
+    if (action->kind == TR_ACTION_WEIGHT)
+        return functions->backward_weight(context, chunk, microbatch, slot);
+    if (one->with_weight)
+        return functions->backward(context, chunk, microbatch, slot, one->source, one->buffer);
+    return functions->backward_input(context, chunk, microbatch, slot, one->source, one->buffer);
+}
+
+static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
+{
+    const tr_action *action = &one->action;
+    int *live = &exec->live[tr_chunk_local(exec->num_stages, action->chunk)];
     TR_TRY(wait_for(exec, one->event));
     TR_TRY(wait_for(exec, one->reuse));
     double begin = tr_trace_now(exec->trace);
-    if (action->kind == TR_ACTION_FORWARD) {
-        if (++*live > exec->peak_live)
-            exec->peak_live = *live;
-        TR_TRY(functions->forward(functions->context, action->chunk, action->microbatch,
-                                  action->slot, one->buffer));
-    } else {
-        TR_TRY(functions->backward(functions->context, action->chunk, action->microbatch,
-                                   action->slot, one->source, one->buffer));
-    }
+    if (action->kind == TR_ACTION_FORWARD && ++*live > exec->peak_live)
+        exec->peak_live = *live;
+    TR_TRY(call_stage(exec, one));
     action_trace(exec, action, begin);
-    if (action->kind == TR_ACTION_BACKWARD || !exec->keeps_activations)
+    if (!exec->keeps_activations || action->kind == TR_ACTION_WEIGHT || one->with_weight)
         --*live;
     return exec->group != NULL ? tr_group_progress(exec->group) : TR_OK;
 }
@@ -306,7 +303,7 @@ tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec)
             TR_TRY(run_receive(exec, one));
         else if (!tr_action_is_send(one->action.kind))
             TR_TRY(run_compute(exec, one));
-        else if (exec->num_stages > 1)
+        else if (one->peer != exec->stage)
             TR_TRY(tr_group_send(exec->group, one->peer, one->buffer, exec->transfer_bytes,
                                  one->action.microbatch, one->event));
     }

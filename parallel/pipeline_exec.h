@@ -3,7 +3,7 @@
  *
  * It knows nothing of models: chunks, microbatches, slots and byte counts only. Transfers go over
  * the pipeline group (rank = stage). A B directly followed by the W of the same chunk and
- * microbatch is one call of `backward`. After a failure the transfers that were posted stay posted:
+ * microbatch is one call of `backward`, others are calls of their own. After a failure the transfers that were posted stay posted:
  * the buffers must outlive the group. */
 #ifndef TR_PARALLEL_PIPELINE_EXEC_H
 #define TR_PARALLEL_PIPELINE_EXEC_H
@@ -29,7 +29,8 @@ typedef struct tr_stage_functions {
                           const void *grad_output, void *grad_input);
     /* The same in two calls, where W does not directly follow B (tr_schedule_is_pair): the input
      * gradient, which keeps what the weight gradient needs (grad_output is free again after it),
-     * and the weight gradient. */
+     * and the weight gradient, in microbatch order for each chunk. May be NULL where no B is apart
+     * from its W. */
     tr_status (*backward_input)(void *context, int chunk, int microbatch, int slot,
                                 const void *grad_output, void *grad_input);
     tr_status (*backward_weight)(void *context, int chunk, int microbatch, int slot);
@@ -44,7 +45,7 @@ size_t tr_pipeline_exec_send_bytes(const tr_schedule *schedule, int stage, size_
 size_t tr_pipeline_exec_recv_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes);
 
 /* group: the pipeline group (NULL when num_stages is 1, and where nothing will run, as in a
- * counting pass); transfers between two chunks of the same rank (one stage, virtual) are copies.
+ * counting pass); transfers between two chunks of the same rank are copies.
  * The buffers are the caller's, of the sizes above; they may be NULL when the size is 0. Allocates
  * all it needs here; running allocates nothing. The schedule stays the caller's. */
 tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *schedule, int stage,
@@ -59,8 +60,8 @@ void tr_pipeline_exec_set_trace(tr_pipeline_exec *exec, tr_trace_ring *trace);
 tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec);
 /* Seconds of the last run spent waiting for transfers. */
 double tr_pipeline_exec_wait_seconds(const tr_pipeline_exec *exec);
-/* Largest number of forward activations of one chunk that were live at once in the last run
- * (in-flight count). */
+/* Largest number of forward activations of one chunk that were live at once in the last run, from F
+ * to W (in-flight count). */
 int tr_pipeline_exec_peak_live(const tr_pipeline_exec *exec);
 
 #endif

@@ -12,10 +12,10 @@ void tr_schedule_1f1b(tr_schedule *schedule, int rank)
 
     /* Warm-up */
     for (int m = 0; m < warmup; m++)
-        tr_schedule_add_forward(schedule, rank, rank, m);
+        tr_schedule_add(schedule, rank, TR_ACTION_FORWARD, rank, m);
     /* Steady */
     for (int m = warmup; m < num_microbatches; m++) {
-        tr_schedule_add_forward(schedule, rank, rank, m);
+        tr_schedule_add(schedule, rank, TR_ACTION_FORWARD, rank, m);
         tr_schedule_add_backward(schedule, rank, rank, m - warmup);
     }
     /* Cool-down */

@@ -12,7 +12,8 @@ typedef struct checker {
     const tr_schedule *schedule;
     int num_chunks, last_chunk;
     bool training;
-    int *places; /* [num_chunks * num_microbatches, NUM_KINDS] index in the rank's list */
+    bool compute_only; /* lists before transfers are placed */
+    int *places;       /* [num_chunks * num_microbatches, NUM_KINDS] index in the rank's list */
 } checker;
 
 static int *places_of(const checker *check, int chunk, int microbatch)
@@ -23,12 +24,14 @@ static int *places_of(const checker *check, int chunk, int microbatch)
 
 static int rank_of(const checker *check, int chunk)
 {
-    return chunk % check->schedule->num_stages;
+    return tr_schedule_stage(check->schedule, chunk);
 }
 
 /* Whether the schedule's kind has this action for this chunk. */
 static bool belongs(const checker *check, tr_action_kind kind, int chunk)
 {
+    if (check->compute_only && (tr_action_is_send(kind) || tr_action_is_recv(kind)))
+        return false;
     switch (kind) {
     case TR_ACTION_FORWARD:
         return true;
@@ -160,7 +163,7 @@ static tr_status check_slots(const checker *check, int rank)
     tr_status status = TR_OK;
     for (int i = 0; i < list->num_actions && status == TR_OK; i++) {
         const tr_action *action = &list->actions[i];
-        int local = action->chunk / schedule->num_stages;
+        int local = tr_chunk_local(schedule->num_stages, action->chunk);
         int *slot = &slots[tr_schedule_index(schedule, local, action->microbatch)];
         char text[TR_ACTION_TEXT];
         tr_action_text(action, text);
@@ -299,40 +302,98 @@ static tr_status check_channel(const checker *check, int from, int to)
     }
 }
 
-static tr_status check_all(checker *check)
+/* The rank's live activations never pass the kind's limit; the action that ought to come first is
+ * the W of the oldest one. */
+static tr_status check_live(const checker *check, int rank)
 {
     const tr_schedule *schedule = check->schedule;
-    int num_stages = schedule->num_stages;
-    for (int r = 0; r < num_stages; r++)
+    const tr_action_list *list = &schedule->ranks[rank];
+    int limit = tr_schedule_live_limit(schedule->kind, schedule->num_stages, schedule->num_virtual,
+                                       schedule->num_microbatches, rank);
+    tr_action_kind last = check->training ? TR_ACTION_WEIGHT : TR_ACTION_FORWARD;
+    int live = 0;
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        if (action->kind == TR_ACTION_FORWARD && ++live > limit) {
+            int oldest = 0;
+            while (list->actions[oldest].kind != TR_ACTION_FORWARD ||
+                   places_of(check, list->actions[oldest].chunk,
+                             list->actions[oldest].microbatch)[last] < i)
+                oldest++;
+            tr_action frees = list->actions[oldest];
+            frees.kind = last;
+            char text[TR_ACTION_TEXT], frees_text[TR_ACTION_TEXT];
+            return tr_fail(TR_ERR_INTERNAL,
+                           "schedule: rank %d: %s makes %d live activations, and the schedule "
+                           "keeps %d at most; %s must come first",
+                           rank, tr_action_text(action, text), live, limit,
+                           tr_action_text(&frees, frees_text));
+        }
+        live -= action->kind == last;
+    }
+    return TR_OK;
+}
+
+/* Everything there once, on its rank, in an order that each rank can run. */
+static tr_status check_lists(checker *check)
+{
+    const tr_schedule *schedule = check->schedule;
+    for (int r = 0; r < schedule->num_stages; r++)
         TR_TRY(check_actions(check, r));
     for (int c = 0; c < check->num_chunks; c++)
         for (int m = 0; m < schedule->num_microbatches; m++)
             TR_TRY(check_pair(check, c, m));
+    return TR_OK;
+}
+
+static tr_status check_all(checker *check)
+{
+    const tr_schedule *schedule = check->schedule;
+    int num_stages = schedule->num_stages;
+    TR_TRY(check_lists(check));
     for (int r = 0; r < num_stages; r++) {
         TR_TRY(check_slots(check, r));
         TR_TRY(check_buffers(check, r));
         int next = (r + 1) % num_stages, previous = (r + num_stages - 1) % num_stages;
-        TR_TRY(check_channel(check, r, next));
+        TR_TRY(check_live(check, r));
+        TR_TRY(check_channel(check, r, r));
+        if (next != r)
+            TR_TRY(check_channel(check, r, next));
         if (previous != next)
             TR_TRY(check_channel(check, r, previous));
     }
     return TR_OK;
 }
 
-tr_status tr_schedule_check(const tr_schedule *schedule)
+static checker checker_make(const tr_schedule *schedule)
 {
     int num_chunks = tr_schedule_num_chunks(schedule);
     size_t num_places = (size_t)NUM_KINDS * num_chunks * schedule->num_microbatches;
     checker check = {.schedule = schedule,
                      .num_chunks = num_chunks,
                      .last_chunk = num_chunks - 1,
-                     .training = schedule->kind != TR_SCHEDULE_FORWARD_ONLY,
+                     .training = schedule->trains,
                      .places = TR_NEW_ARRAY(int, num_places)};
     memset(check.places, ABSENT, num_places * sizeof *check.places);
+    return check;
+}
+
+tr_status tr_schedule_check_compute(const tr_schedule *schedule)
+{
+    checker check = checker_make(schedule);
+    check.compute_only = true;
+    tr_status status = check_lists(&check);
+    tr_free(check.places);
+    return status;
+}
+
+tr_status tr_schedule_check(const tr_schedule *schedule)
+{
+    checker check = checker_make(schedule);
     double *end = TR_NEW_ARRAY(double, schedule->num_stages);
     tr_status status;
     TR_TRY_GOTO(status, check_all(&check), done);
-    TR_TRY_GOTO(status, tr_schedule_replay(schedule, NULL, end), done);
+    TR_TRY_GOTO(status, tr_schedule_replay(schedule, NULL, end, NULL), done);
 done:
     tr_free(end);
     tr_free(check.places);

@@ -10,7 +10,7 @@ void tr_schedule_gpipe(tr_schedule *schedule, int rank)
     /* Warm-up */
     for (int k = 0; k < total; k++) {
         tr_schedule_group_order(schedule, rank, k, false, &chunk, &microbatch);
-        tr_schedule_add_forward(schedule, rank, chunk, microbatch);
+        tr_schedule_add(schedule, rank, TR_ACTION_FORWARD, chunk, microbatch);
     }
     /* Cool-down */
     for (int k = 0; k < total; k++) {

@@ -31,11 +31,14 @@ typedef struct replay {
     int num_pairs;      /* chunks x microbatches */
     int *send_buffers;  /* [2 * num_pairs] */
     double *done_times; /* [2 * num_pairs], -1 until complete */
-    channel *channels;  /* [2 * num_stages] */
+    channel *channels;  /* [num_stages, CHANNELS] */
     runner *runners;    /* [num_stages] */
 } replay;
 
 enum { NO_TRANSFER = -1 };
+
+/* Channels out of a rank: to itself, to the next rank, to the previous one. */
+enum { TO_SELF, TO_NEXT, TO_PREVIOUS, CHANNELS };
 
 static int transfer_of(const replay *run, int sender_chunk, int microbatch, bool forward)
 {
@@ -50,12 +53,15 @@ static bool is_forward(tr_action_kind kind)
 
 static channel *channel_of(const replay *run, const tr_action *transfer)
 {
-    int chunk =
-        tr_action_is_send(transfer->kind) ? transfer->chunk : tr_action_peer_chunk(transfer);
-    int from = chunk % run->schedule->num_stages;
-    /* With two ranks or one, both directions go to the same peer. */
-    bool second = run->schedule->num_stages > 2 && !is_forward(transfer->kind);
-    return &run->channels[2 * from + second];
+    const tr_schedule *schedule = run->schedule;
+    int peer = tr_action_peer_chunk(transfer);
+    bool sends = tr_action_is_send(transfer->kind);
+    int from = tr_schedule_stage(schedule, sends ? transfer->chunk : peer);
+    int to = tr_schedule_stage(schedule, sends ? peer : transfer->chunk);
+    int which = to == from                                ? TO_SELF
+                : to == (from + 1) % schedule->num_stages ? TO_NEXT
+                                                          : TO_PREVIOUS;
+    return &run->channels[CHANNELS * from + which];
 }
 
 static replay *replay_create(const tr_schedule *schedule, const tr_schedule_costs *costs)
@@ -68,7 +74,7 @@ static replay *replay_create(const tr_schedule *schedule, const tr_schedule_cost
     run->done_times = TR_NEW_ARRAY(double, 2 * (size_t)run->num_pairs);
     for (int i = 0; i < 2 * run->num_pairs; i++)
         run->done_times[i] = -1;
-    run->channels = TR_NEW_ARRAY(channel, 2 * (size_t)schedule->num_stages);
+    run->channels = TR_NEW_ARRAY(channel, CHANNELS * (size_t)schedule->num_stages);
     run->runners = TR_NEW_ARRAY(runner, schedule->num_stages);
     for (int r = 0; r < schedule->num_stages; r++) {
         const tr_action_list *list = &schedule->ranks[r];
@@ -85,7 +91,7 @@ static replay *replay_create(const tr_schedule *schedule, const tr_schedule_cost
         for (int i = 0; i < num_buffers; i++)
             run->runners[r].last_sends[i] = NO_TRANSFER;
     }
-    for (int i = 0; i < 2 * schedule->num_stages; i++) {
+    for (int i = 0; i < CHANNELS * schedule->num_stages; i++) {
         channel *one = &run->channels[i];
         one->transfers = TR_NEW_ARRAY(int, one->num_sent + 1);
         one->send_times = TR_NEW_ARRAY(double, one->num_sent + 1);
@@ -97,7 +103,7 @@ static replay *replay_create(const tr_schedule *schedule, const tr_schedule_cost
 
 static void replay_destroy(replay *run)
 {
-    for (int i = 0; i < 2 * run->schedule->num_stages; i++) {
+    for (int i = 0; i < CHANNELS * run->schedule->num_stages; i++) {
         tr_free(run->channels[i].transfers);
         tr_free(run->channels[i].send_times);
         tr_free(run->channels[i].recv_times);
@@ -131,7 +137,8 @@ static void post(replay *run, runner *rank, const tr_action *action)
         on->recv_times[on->num_received++] = rank->clock;
     }
     /* Between chunks of one rank nothing is sent. */
-    double cost = run->costs != NULL && run->schedule->num_stages > 1 ? run->costs->transfer : 0;
+    bool stays = tr_schedule_stays(run->schedule, action);
+    double cost = run->costs != NULL && !stays ? run->costs->transfer : 0;
     while (on->num_done < on->num_sent && on->num_done < on->num_received) {
         int i = on->num_done++;
         double start = later(later(on->send_times[i], on->recv_times[i]), on->done_time);
@@ -167,7 +174,7 @@ static bool wait_for_inputs(const replay *run, runner *rank, const tr_action *ac
     return wait_for(run, rank, rank->last_sends[buffer]);
 }
 
-static double cost_of(const tr_schedule_costs *costs, const tr_action *action)
+double tr_schedule_cost(const tr_schedule_costs *costs, const tr_action *action)
 {
     if (costs == NULL)
         return 0;
@@ -183,21 +190,25 @@ static double cost_of(const tr_schedule_costs *costs, const tr_action *action)
     }
 }
 
-/* Runs a rank until it must wait or is done; false when it did not move. */
-static bool advance(replay *run, int rank)
+/* Runs a rank until it must wait or is done; false when it did not move. `starts`: NULL or what
+ * takes the times of its actions. */
+static bool advance(replay *run, int rank, double *starts)
 {
     const tr_action_list *list = &run->schedule->ranks[rank];
     runner *self = &run->runners[rank];
     int start = self->next;
     for (; self->next < list->num_actions; self->next++) {
         const tr_action *action = &list->actions[self->next];
-        if (tr_action_is_send(action->kind) || tr_action_is_recv(action->kind)) {
-            post(run, self, action);
-            continue;
-        }
-        if (action->kind != TR_ACTION_WEIGHT && !wait_for_inputs(run, self, action))
+        bool transfers = tr_action_is_send(action->kind) || tr_action_is_recv(action->kind);
+        bool waits = !transfers && action->kind != TR_ACTION_WEIGHT;
+        if (waits && !wait_for_inputs(run, self, action))
             break;
-        self->clock += cost_of(run->costs, action);
+        if (starts != NULL)
+            starts[self->next] = self->clock;
+        if (transfers)
+            post(run, self, action);
+        else
+            self->clock += tr_schedule_cost(run->costs, action);
     }
     return self->next > start;
 }
@@ -211,8 +222,8 @@ static tr_status fail_deadlock(const replay *run, int rank)
     tr_action send = {.kind = forward ? TR_ACTION_SEND_FORWARD : TR_ACTION_SEND_BACKWARD,
                       .chunk = pair / schedule->num_microbatches,
                       .microbatch = pair % schedule->num_microbatches};
-    int sender = send.chunk % schedule->num_stages;
-    int peer = sender == rank ? tr_action_peer_chunk(&send) % schedule->num_stages : sender;
+    int sender = tr_schedule_stage(schedule, send.chunk);
+    int peer = sender == rank ? tr_schedule_stage(schedule, tr_action_peer_chunk(&send)) : sender;
     const tr_action_list *peer_list = &schedule->ranks[peer];
     int peer_next = run->runners[peer].next;
     char here[TR_ACTION_TEXT], what[TR_ACTION_TEXT], there[TR_ACTION_TEXT] = "its end";
@@ -226,14 +237,14 @@ static tr_status fail_deadlock(const replay *run, int rank)
 }
 
 tr_status tr_schedule_replay(const tr_schedule *schedule, const tr_schedule_costs *costs,
-                             double *end)
+                             double *end, double *const *starts)
 {
     replay *run = replay_create(schedule, costs);
     bool moved = true;
     while (moved) {
         moved = false;
         for (int r = 0; r < schedule->num_stages; r++)
-            moved |= advance(run, r);
+            moved |= advance(run, r, starts != NULL ? starts[r] : NULL);
     }
     tr_status status = TR_OK;
     for (int r = 0; r < schedule->num_stages && status == TR_OK; r++) {
@@ -252,12 +263,12 @@ tr_status tr_schedule_simulate(const tr_schedule *schedule, const tr_schedule_co
                                tr_schedule_times *times)
 {
     double *end = TR_NEW_ARRAY(double, schedule->num_stages);
-    tr_status status = tr_schedule_replay(schedule, costs, end);
+    tr_status status = tr_schedule_replay(schedule, costs, end, NULL);
     double total = 0, sum_busy = 0;
     for (int r = 0; r < schedule->num_stages && status == TR_OK; r++) {
         times->busy[r] = 0;
         for (int i = 0; i < schedule->ranks[r].num_actions; i++)
-            times->busy[r] += cost_of(costs, &schedule->ranks[r].actions[i]);
+            times->busy[r] += tr_schedule_cost(costs, &schedule->ranks[r].actions[i]);
         sum_busy += times->busy[r];
         total = later(total, end[r]);
     }

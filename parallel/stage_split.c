@@ -1,5 +1,6 @@
 /* See stage_split.h. Layers are unit jobs and only counts matter, so that handing them out one by
- * one to the least loaded chunk gives the smallest maximum. */
+ * one to the least loaded stage gives the smallest maximum, and to its least loaded chunk the
+ * smallest one there. */
 #include "parallel/stage_split.h"
 
 #include "base/alloc.h"
@@ -16,34 +17,43 @@ static tr_status check_counts(int num_layers, int num_stages, int num_virtual)
                    num_layers);
 }
 
-tr_status tr_stage_split_auto(int num_layers, int num_stages, int num_virtual,
-                              double embedding_cost, double head_cost, int *layers_per_chunk)
+/* The least loaded of `num` loads; the last one of equals. */
+static int least_loaded(const double *loads, int num)
+{
+    int best = num - 1;
+    for (int i = num - 2; i >= 0; i--)
+        if (loads[i] < loads[best])
+            best = i;
+    return best;
+}
+
+tr_status tr_stage_split_auto(int num_layers, tr_placement placement, int num_stages,
+                              int num_virtual, double embedding_cost, double head_cost,
+                              int *layers_per_chunk)
 {
     TR_ASSERT(num_layers >= 1 && num_stages >= 1 && num_virtual >= 1);
     TR_ASSERT(embedding_cost >= 0 && head_cost >= 0);
     TR_TRY(check_counts(num_layers, num_stages, num_virtual));
 
     int num_chunks = num_stages * num_virtual;
-    double *chunk_load = TR_NEW_ARRAY(double, num_chunks);
-    double *rank_load = TR_NEW_ARRAY(double, num_stages);
+    double *chunk_loads = TR_NEW_ARRAY(double, num_chunks); /* [stage, local chunk] */
+    double *stage_loads = TR_NEW_ARRAY(double, num_stages);
     for (int c = 0; c < num_chunks; c++) {
+        int stage = tr_chunk_stage(placement, num_stages, c);
+        double load = 1 + (c == 0 ? embedding_cost : 0) + (c == num_chunks - 1 ? head_cost : 0);
         layers_per_chunk[c] = 1;
-        chunk_load[c] = 1 + (c == 0 ? embedding_cost : 0) + (c == num_chunks - 1 ? head_cost : 0);
-        rank_load[c % num_stages] += chunk_load[c];
+        chunk_loads[stage * num_virtual + tr_chunk_local(num_stages, c)] = load;
+        stage_loads[stage] += load;
     }
     for (int layer = num_chunks; layer < num_layers; layer++) {
-        int best = num_chunks - 1;
-        for (int c = num_chunks - 2; c >= 0; c--)
-            if (chunk_load[c] < chunk_load[best] ||
-                (chunk_load[c] == chunk_load[best] &&
-                 rank_load[c % num_stages] < rank_load[best % num_stages]))
-                best = c;
-        layers_per_chunk[best]++;
-        chunk_load[best]++;
-        rank_load[best % num_stages]++;
+        int stage = least_loaded(stage_loads, num_stages);
+        int local = least_loaded(&chunk_loads[stage * num_virtual], num_virtual);
+        layers_per_chunk[tr_chunk_number(placement, num_stages, stage, local)]++;
+        chunk_loads[stage * num_virtual + local]++;
+        stage_loads[stage]++;
     }
-    tr_free(rank_load);
-    tr_free(chunk_load);
+    tr_free(stage_loads);
+    tr_free(chunk_loads);
     return TR_OK;
 }
 

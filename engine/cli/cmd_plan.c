@@ -1,6 +1,7 @@
 /* trine plan: bytes, batch arithmetic and pipeline of a run, without running it. No MPI, no allocation of what it counts. */
 #include "engine/cli/cli.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +11,8 @@
 #include "engine/plan.h"
 
 static const char usage[] =
-    "usage: trine plan [--ranks N] [--schedule] CONFIG [section.key=value ...]\n"
+    "usage: trine plan [--ranks N] [--schedule] [--draw FILE.svg] CONFIG [section.key=value ...]\n"
+    "       trine plan --check-schedule FILE [--draw FILE.svg]\n"
     "\n"
     "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal "
     "bytes share\n"
@@ -19,7 +21,101 @@ static const char usage[] =
     "pipeline schedule with costs counted in FLOPs.\n"
     "\n"
     "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
-    "  --schedule   also print the schedule, one line per stage: chunk, action, microbatch\n";
+    "  --schedule   also print the schedule, one line per stage: chunk, action, microbatch\n"
+    "  --draw FILE  also draw the schedule's simulated time lines, as SVG\n"
+    "  --check-schedule FILE   prove a schedule written like those of --schedule, and show its "
+    "idle "
+    "share\n"
+    "               and live activations with equal chunks and equal F, B and W\n";
+
+/* Files of text that are written whole or not kept. */
+static tr_status text_write(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    if (file == NULL)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot be written", path);
+    bool written = fputs(text, file) >= 0;
+    if (fclose(file) == 0 && written)
+        return TR_OK;
+    int error = errno;
+    remove(path);
+    return tr_fail_errno(TR_ERR_IO, error, "%s: cannot be written", path);
+}
+
+static tr_status text_read(const char *path, char **text)
+{
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return tr_fail_errno(TR_ERR_SETTINGS, errno, "%s: cannot be read", path);
+    size_t size = 0, capacity = 4096, count;
+    char *bytes = tr_alloc(capacity + 1, 1);
+    while ((count = fread(bytes + size, 1, capacity - size, file)) > 0) {
+        size += count;
+        if (size == capacity)
+            bytes = tr_realloc(bytes, (capacity *= 2) + 1, 1);
+    }
+    bytes[size] = '\0';
+    int error = ferror(file) ? errno : 0;
+    fclose(file);
+    if (error != 0) {
+        tr_free(bytes);
+        return tr_fail_errno(TR_ERR_SETTINGS, error, "%s: cannot be read", path);
+    }
+    *text = bytes;
+    return TR_OK;
+}
+
+/* What a written schedule comes to when all its actions take equally long. */
+static tr_status listed_print(const tr_schedule *schedule, const char *path, const char *draw)
+{
+    int num_stages = schedule->num_stages, num_chunks = num_stages * schedule->num_virtual;
+    double *ones = TR_NEW_ARRAY(double, (size_t)num_chunks);
+    double *busy = TR_NEW_ARRAY(double, (size_t)num_stages);
+    for (int c = 0; c < num_chunks; c++)
+        ones[c] = 1;
+    tr_schedule_costs costs = {.forward = ones, .backward = ones, .weight = ones};
+    tr_schedule_times times = {.busy = busy};
+    tr_status status = tr_schedule_simulate(schedule, &costs, &times);
+    if (status == TR_OK) {
+        printf("%s: %d stages x %d chunk%s in a %s, %d microbatches, %s: every use after its "
+               "definition, no deadlock\n",
+               path, num_stages, schedule->num_virtual, schedule->num_virtual == 1 ? "" : "s",
+               schedule->placement == TR_PLACEMENT_V ? "V" : "loop", schedule->num_microbatches,
+               schedule->trains ? "training" : "forward only");
+        for (int s = 0; s < num_stages; s++)
+            printf("stage %d: at most %d activations of a chunk live\n", s,
+                   tr_schedule_live_peak(schedule, s));
+        printf("idle share %.2f %% with equal chunks and equal F, B and W\n",
+               100 * times.idle_share);
+    }
+    char *svg = NULL;
+    if (status == TR_OK && draw != NULL)
+        status = tr_schedule_draw(schedule, &costs, path, &svg);
+    if (svg != NULL)
+        status = text_write(draw, svg);
+    tr_free(svg);
+    tr_free(busy);
+    tr_free(ones);
+    return status;
+}
+
+static tr_status listed_check(const char *path, const char *draw)
+{
+    char *text = NULL;
+    tr_schedule *schedule;
+    TR_TRY(text_read(path, &text));
+    tr_status status = tr_schedule_read(&schedule, text);
+    tr_free(text);
+    if (status != TR_OK) {
+        char *message = tr_format("%s: %s", path, tr_error_message());
+        status = tr_fail(status, "%s", message);
+        tr_free(message);
+        return status;
+    }
+    status = listed_print(schedule, path, draw);
+    tr_schedule_destroy(schedule);
+    return status;
+}
 
 static bool same_bytes(const tr_plan_rank *a, const tr_plan_rank *b)
 {
@@ -116,8 +212,9 @@ static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
     for (int c = 0; c < cfg->derived.num_chunks; c++)
         printf("chunk %d: stage %d, %lld layers, forward %.4g GFLOP per microbatch, at most %d "
                "microbatches live\n",
-               c, c % (int)cfg->parallel.pipeline, (long long)cfg->derived.chunk_layers[c],
-               plan.chunk_flops[c] * 1e-9, plan.peak_live[c]);
+               c, tr_chunk_stage(cfg->derived.placement, (int)cfg->parallel.pipeline, c),
+               (long long)cfg->derived.chunk_layers[c], plan.chunk_flops[c] * 1e-9,
+               plan.peak_live[c]);
     printf("pipeline idle share %.2f %% (slowest stage %.3f of the mean)\n", plan.idle_share * 100,
            plan.slowest_share);
     if (with_schedule)
@@ -126,6 +223,15 @@ static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
     tr_free(plan.peak_live);
     tr_free(plan.text);
     return TR_OK;
+}
+
+static tr_status pipeline_draw(const tr_config *cfg, const char *path)
+{
+    char *svg;
+    TR_TRY(tr_plan_pipeline_draw(cfg, &svg));
+    tr_status status = text_write(path, svg);
+    tr_free(svg);
+    return status;
 }
 
 static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_schedule)
@@ -158,7 +264,14 @@ static tr_status run(int argc, char **argv)
     int64_t num_ranks = 0;
     tr_config cfg;
     tr_device *device;
+    const char *listed = NULL, *draw = NULL;
     bool with_schedule = tr_cli_flag(&argc, argv, "--schedule");
+    TR_TRY(tr_cli_value(&argc, argv, "--draw", &draw));
+    TR_TRY(tr_cli_value(&argc, argv, "--check-schedule", &listed));
+    if (listed != NULL) {
+        TR_TRY(tr_cli_words(argc, argv, 0, 0));
+        return listed_check(listed, draw);
+    }
     TR_TRY(tr_cli_int(&argc, argv, "--ranks", 1, 1 << 20, &num_ranks));
     TR_TRY(tr_cli_words(argc, argv, 1, -1));
     TR_TRY(tr_cli_config(&cfg, argc, argv, false, num_ranks));
@@ -167,6 +280,8 @@ static tr_status run(int argc, char **argv)
         &device, tr_peak_threads(cfg.device.threads, (int)cfg.derived.num_ranks));
     if (status == TR_OK) {
         status = print_all(&cfg, device, with_schedule);
+        if (status == TR_OK && draw != NULL)
+            status = pipeline_draw(&cfg, draw);
         tr_device_destroy(device);
     }
     tr_config_clear(&cfg);

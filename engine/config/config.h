@@ -216,6 +216,13 @@ void tr_config_copy(tr_config *dst, const tr_config *src);
  * caller frees it with tr_free. */
 char *tr_config_dump(const tr_config *cfg);
 
+/* Multiply-adds per token of a forward pass, counted: what parallel.stages = auto and plans weigh.
+ * Attention counts the keys that a causal mask leaves. */
+typedef struct tr_part_costs {
+    double embedding, layer, head;
+} tr_part_costs;
+tr_part_costs tr_config_part_costs(const tr_config *cfg);
+
 /* Batch arithmetic of a resolved configuration, both ways (per data rank and global, in sequences
  * and in tokens), a few lines without a last newline. The caller frees it with tr_free. */
 char *tr_config_batch_text(const tr_config *cfg);

@@ -4,17 +4,11 @@
 #include "engine/config/settings_int.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
-#include "parallel/schedule.h"
-#include "parallel/stage_split.h"
 
-/* "3", "2 or 4": the values nearest to n below and above it, up to `most`, that `fits` accepts;
- * NULL when there is none. tr_free. */
-static char *nearest_fit(const tr_config *cfg, int64_t n, int64_t most,
-                         bool (*fits)(const tr_config *cfg, int64_t value))
+char *tr_config_nearest_fit(const tr_config *cfg, int64_t n, int64_t most,
+                            bool (*fits)(const tr_config *cfg, int64_t value))
 {
     int64_t below = n - 1, above = n + 1;
     while (below > 0 && !fits(cfg, below))
@@ -50,7 +44,7 @@ static bool tensor_fits_ranks(const tr_config *cfg, int64_t tensor)
            tensor_fits(cfg, tensor);
 }
 
-static bool pipeline_fits(const tr_config *cfg, int64_t pipeline)
+bool tr_config_pipeline_fits(const tr_config *cfg, int64_t pipeline)
 {
     return pipeline * cfg->parallel.virtual_ <= cfg->model.layers;
 }
@@ -58,15 +52,15 @@ static bool pipeline_fits(const tr_config *cfg, int64_t pipeline)
 static bool pipeline_fits_ranks(const tr_config *cfg, int64_t pipeline)
 {
     return cfg->derived.num_ranks % (cfg->parallel.tensor * pipeline) == 0 &&
-           pipeline_fits(cfg, pipeline);
+           tr_config_pipeline_fits(cfg, pipeline);
 }
 
 /* ", or with 6 ranks parallel.tensor = 1 or 3, or parallel.pipeline = 1 or 3"; tr_free. */
 static char *axes_that_fit(const tr_config *cfg)
 {
     int64_t ranks = cfg->derived.num_ranks;
-    char *tensor = nearest_fit(cfg, cfg->parallel.tensor, ranks, tensor_fits_ranks);
-    char *pipeline = nearest_fit(cfg, cfg->parallel.pipeline, ranks, pipeline_fits_ranks);
+    char *tensor = tr_config_nearest_fit(cfg, cfg->parallel.tensor, ranks, tensor_fits_ranks);
+    char *pipeline = tr_config_nearest_fit(cfg, cfg->parallel.pipeline, ranks, pipeline_fits_ranks);
     char *text =
         tr_format("%s%s%s%s", tensor ? ", or parallel.tensor = " : "", tensor ? tensor : "",
                   pipeline ? ", or parallel.pipeline = " : "", pipeline ? pipeline : "");
@@ -154,7 +148,8 @@ static bool kv_heads_fit(const tr_config *cfg, int64_t kv)
 static tr_status refuse_cut(const tr_config *cfg, const char *name, int64_t size, const char *rule,
                             char *sizes)
 {
-    char *tensors = nearest_fit(cfg, cfg->parallel.tensor, 2 * cfg->parallel.tensor, tensor_fits);
+    char *tensors =
+        tr_config_nearest_fit(cfg, cfg->parallel.tensor, 2 * cfg->parallel.tensor, tensor_fits);
     tr_status status =
         tr_fail(TR_ERR_SETTINGS, "%s = %" PRId64 " %s %s = %" PRId64 ": use %s = %s%s%s",
                 tr_setting_cite(cfg, name), size, rule, tr_setting_cite(cfg, "parallel.tensor"),
@@ -192,114 +187,13 @@ tr_status tr_config_fit_cuts(tr_config *cfg)
         return refuse_cut(cfg, "model.heads", cfg->model.heads, divide,
                           tr_nearest_multiples(cfg->model.heads, tensor));
     if (!kv_heads_fit(cfg, cfg->model.kv_heads))
-        return refuse_cut(cfg, "model.kv_heads", cfg->model.kv_heads,
-                          "neither divides nor is divided by",
-                          nearest_fit(cfg, cfg->model.kv_heads, cfg->model.heads, kv_heads_fit));
+        return refuse_cut(
+            cfg, "model.kv_heads", cfg->model.kv_heads, "neither divides nor is divided by",
+            tr_config_nearest_fit(cfg, cfg->model.kv_heads, cfg->model.heads, kv_heads_fit));
     if (cfg->model.ffn % tensor != 0)
         return refuse_cut(cfg, "model.ffn", cfg->model.ffn, divide,
                           tr_nearest_multiples(cfg->model.ffn, tensor));
     if (!rows_cut(cfg, tensor))
         return refuse_rows(cfg);
-    return TR_OK;
-}
-
-static tr_status fit_schedule(const tr_config *cfg)
-{
-    return tr_schedule_supported(cfg->parallel.schedule, (int)cfg->parallel.pipeline,
-                                 (int)cfg->parallel.virtual_,
-                                 (int)(cfg->derived.microbatches / cfg->parallel.data));
-}
-
-static tr_status refuse_layers(const tr_config *cfg)
-{
-    char *near = nearest_fit(cfg, cfg->parallel.pipeline, cfg->parallel.pipeline, pipeline_fits);
-    tr_status status =
-        tr_fail(TR_ERR_SETTINGS,
-                "%s = %" PRId64 " cannot fill %s %" PRId64 " x parallel.virtual %" PRId64
-                " = %" PRId64 " chunks: use at least %" PRId64 " layers%s%s",
-                tr_setting_cite(cfg, "model.layers"), cfg->model.layers,
-                tr_setting_cite(cfg, "parallel.pipeline"), cfg->parallel.pipeline,
-                cfg->parallel.virtual_, cfg->derived.num_chunks, cfg->derived.num_chunks,
-                near ? ", or parallel.pipeline = " : "", near ? near : "");
-    tr_free(near);
-    return status;
-}
-
-/* Multiply-adds per token of the head, in units of one block's. */
-static double head_cost(const tr_config *cfg)
-{
-    double hidden = (double)cfg->model.hidden, head_dim = (double)cfg->model.head_dim;
-    double queries = (double)cfg->model.heads * head_dim;
-    double keys = (double)cfg->model.kv_heads * head_dim;
-    double mlp = (double)cfg->model.ffn * (cfg->model.mlp == TR_MLP_SWIGLU ? 3 : 2);
-    double scores = (double)cfg->train.seq_len * queries; /* causal: half of two products */
-    double block = hidden * (2 * queries + 2 * keys + mlp) + scores;
-    return hidden * (double)cfg->model.vocab / block;
-}
-
-/* The user's list as numbers; more than num_chunks of them are counted, not kept. */
-static int read_stages(const tr_config *cfg, int *layers)
-{
-    int count = 0;
-    for (const char *at = cfg->parallel.stages;; count++) {
-        char *end;
-        long value = strtol(at, &end, 10);
-        if (count < cfg->derived.num_chunks)
-            layers[count] = (int)value;
-        if (*end == '\0')
-            return count + 1;
-        at = end + 1;
-    }
-}
-
-static tr_status share_layers(tr_config *cfg)
-{
-    int stages = (int)cfg->parallel.pipeline, virtual_chunks = (int)cfg->parallel.virtual_;
-    int num_layers = (int)cfg->model.layers;
-    size_t num_chunks = (size_t)cfg->derived.num_chunks;
-    int *layers = TR_NEW_ARRAY(int, num_chunks);
-    tr_status status;
-    if (strcmp(cfg->parallel.stages, "auto") == 0)
-        status = tr_stage_split_auto(num_layers, stages, virtual_chunks, 0, head_cost(cfg), layers);
-    else
-        status = tr_stage_split_check(layers, read_stages(cfg, layers), num_layers, stages,
-                                      virtual_chunks);
-    if (status == TR_OK) {
-        tr_free(cfg->derived.chunk_layers);
-        cfg->derived.chunk_layers = TR_NEW_ARRAY(int64_t, num_chunks);
-        for (size_t i = 0; i < num_chunks; i++)
-            cfg->derived.chunk_layers[i] = layers[i];
-    }
-    tr_free(layers);
-    return status;
-}
-
-/* Stages wait for the first microbatch to pass and for the last to come back. */
-static void warn_idle(tr_config *cfg)
-{
-    int64_t per_rank = cfg->derived.microbatches / cfg->parallel.data;
-    int64_t waits = cfg->parallel.pipeline - 1;
-    if (per_rank >= cfg->parallel.pipeline)
-        return;
-    double idle = (double)waits / (double)(per_rank * cfg->parallel.virtual_ + waits);
-    tr_config_warn(cfg, tr_format("%" PRId64 " microbatch%s per data rank on %" PRId64
-                                  " pipeline stages: a rank idles about %.0f%% of a step; a larger "
-                                  "train.global_batch or a smaller train.micro_batch helps",
-                                  per_rank, per_rank == 1 ? "" : "es", cfg->parallel.pipeline,
-                                  100 * idle));
-}
-
-tr_status tr_config_fit_stages(tr_config *cfg)
-{
-    TR_TRY(fit_schedule(cfg));
-    int stages = (int)cfg->parallel.pipeline;
-    cfg->derived.num_chunks = stages * cfg->parallel.virtual_;
-    cfg->derived.placement = tr_schedule_placement(cfg->parallel.schedule);
-    cfg->derived.head_stage =
-        tr_chunk_stage(cfg->derived.placement, stages, (int)cfg->derived.num_chunks - 1);
-    if (cfg->derived.num_chunks > cfg->model.layers)
-        return refuse_layers(cfg);
-    TR_TRY(share_layers(cfg));
-    warn_idle(cfg);
     return TR_OK;
 }

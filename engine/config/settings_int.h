@@ -27,7 +27,7 @@ typedef struct tr_choice {
     int value;
 } tr_choice;
 
-enum { TR_SETTING_MAX_CHOICES = 4 };
+enum { TR_SETTING_MAX_CHOICES = 5 };
 #define TR_SETTING_TINY 1e-300 /* as a row's `min`: any number above 0 */
 
 typedef struct tr_setting {
@@ -97,6 +97,12 @@ char *tr_setting_values(const tr_setting *row);
 /* The refusal of a name that is no setting: not in this version, or the nearest name. */
 tr_status tr_setting_unknown(const char *where, const char *name);
 
+/* "3", "2 or 4": the values nearest to n below and above it, up to `most`, that `fits` accepts;
+ * NULL when there is none. tr_free. */
+char *tr_config_nearest_fit(const tr_config *cfg, int64_t n, int64_t most,
+                            bool (*fits)(const tr_config *cfg, int64_t value));
+/* Whether the model has a layer for each chunk of so many stages. */
+bool tr_config_pipeline_fits(const tr_config *cfg, int64_t pipeline);
 /* Adds a line to derived.warnings; takes `line` over. */
 void tr_config_warn(tr_config *cfg, char *line);
 

@@ -31,7 +31,8 @@ static const mesh_level meshes[] = {
 static const struct {
     const char *schedule;
     int chunks;
-} pipes[] = {{"1f1b", 1}, {"gpipe", 1}, {"interleaved", 2}, {"gpipe", 2}};
+} pipes[] = {{"1f1b", 1},  {"gpipe", 1}, {"interleaved", 2},
+             {"gpipe", 2}, {"zb-h1", 1}, {"zb-v", 2}};
 static const struct {
     const char *precision;
     double dropout;
@@ -65,18 +66,10 @@ static bool odd_data(const mesh_level *mesh)
     return mesh->data == 5 || mesh->data == 7;
 }
 
-static int microbatches(const mesh_level *mesh)
-{
-    return odd_data(mesh) ? 70 : 24;
-}
-
 static bool row_legal(const tr_covering_row *row)
 {
     const mesh_level *mesh = &meshes[row->level[MESH]];
-    if (mesh->pipeline * pipes[row->level[PIPE]].chunks > 10)
-        return false;
-    return strcmp(pipes[row->level[PIPE]].schedule, "interleaved") != 0 ||
-           microbatches(mesh) / mesh->data % mesh->pipeline == 0;
+    return mesh->pipeline * pipes[row->level[PIPE]].chunks <= 10;
 }
 
 /* The tree that covers the data size and 1. */

@@ -17,7 +17,7 @@
 #include "parallel/pipeline_exec.h"
 #include "parallel/world.h"
 
-enum { WORDS = 601, MAX_MICROBATCHES = 9, MAX_CHUNKS = 12, LIMIT_S = 30 };
+enum { WORDS = 601, MAX_MICROBATCHES = 9, MAX_CHUNKS = 12, SEND_BUFFERS = 8, LIMIT_S = 60 };
 
 static int num_stages, stage;
 static uint64_t random_state;
@@ -91,7 +91,10 @@ typedef struct toy {
     int fails_at;                             /* microbatch whose forward fails, -1 for none */
     uint64_t *inputs[MAX_CHUNKS];             /* [num_slots, WORDS] */
     int owners[MAX_CHUNKS][MAX_MICROBATCHES]; /* [slot] microbatch, -1 for none */
-    uint64_t outputs[MAX_MICROBATCHES];       /* last chunk: hash of its output */
+    uint64_t *grads[MAX_CHUNKS]; /* [num_slots, WORDS] between the halves of backward */
+    bool halved[MAX_CHUNKS][MAX_MICROBATCHES]; /* [slot] the first half is done, not the second */
+    int num_halves;                            /* weight gradients that were calls of their own */
+    uint64_t outputs[MAX_MICROBATCHES];        /* last chunk: hash of its output */
     uint64_t weights[MAX_CHUNKS];
 } toy;
 
@@ -118,7 +121,7 @@ static tr_status toy_forward(void *context, int chunk, int microbatch, int slot,
         return tr_fail(TR_ERR_NUMERICS, "asked to fail");
     check(model->owners[chunk][slot] == -1, "a forward into a slot that is live");
     check(is_last == (output == NULL), "only the last chunk has no output");
-    if (model->schedule->kind != TR_SCHEDULE_FORWARD_ONLY)
+    if (model->schedule->trains)
         model->owners[chunk][slot] = microbatch;
     if (chunk == 0)
         for (int i = 0; i < WORDS; i++)
@@ -134,24 +137,60 @@ static tr_status toy_forward(void *context, int chunk, int microbatch, int slot,
     return TR_OK;
 }
 
-static tr_status toy_backward(void *context, int chunk, int microbatch, int slot,
-                              const void *grad_output, void *grad_input)
+static void backward_first_half(toy *model, int chunk, int microbatch, int slot,
+                                const uint64_t *grad, uint64_t *grad_in)
 {
-    toy *model = context;
-    const uint64_t *input = toy_input(model, chunk, slot), *grad = grad_output;
-    uint64_t *grad_in = grad_input;
+    const uint64_t *input = toy_input(model, chunk, slot);
     bool is_last = chunk == num_stages * model->schedule->num_virtual - 1;
     check(model->owners[chunk][slot] == microbatch, "a backward from a slot of another microbatch");
-    check(is_last == (grad_output == NULL), "only the last chunk gets no gradient");
-    check((chunk == 0) == (grad_input == NULL), "only the first chunk sends no gradient");
-    model->owners[chunk][slot] = -1;
+    check(!model->halved[chunk][slot], "an input gradient twice");
+    check(is_last == (grad == NULL), "only the last chunk gets no gradient");
+    check((chunk == 0) == (grad_in == NULL), "only the first chunk sends no gradient");
     sleep_at_random(model);
     for (int i = 0; i < WORDS; i++) {
         uint64_t word = is_last ? 0 : grad[i];
-        model->weights[chunk] = tr_hash_mix(model->weights[chunk], input[i] + word);
+        model->grads[chunk][(size_t)slot * WORDS + (size_t)i] = word;
         if (chunk > 0)
             grad_in[i] = backward_word(input[i], word, chunk);
     }
+}
+
+static void backward_second_half(toy *model, int chunk, int microbatch, int slot)
+{
+    const uint64_t *input = toy_input(model, chunk, slot);
+    check(model->owners[chunk][slot] == microbatch, "a weight gradient of another microbatch");
+    model->owners[chunk][slot] = -1;
+    for (int i = 0; i < WORDS; i++)
+        model->weights[chunk] =
+            tr_hash_mix(model->weights[chunk],
+                        input[i] + model->grads[chunk][(size_t)slot * WORDS + (size_t)i]);
+}
+
+static tr_status toy_backward(void *context, int chunk, int microbatch, int slot,
+                              const void *grad_output, void *grad_input)
+{
+    backward_first_half(context, chunk, microbatch, slot, grad_output, grad_input);
+    backward_second_half(context, chunk, microbatch, slot);
+    return TR_OK;
+}
+
+static tr_status toy_backward_input(void *context, int chunk, int microbatch, int slot,
+                                    const void *grad_output, void *grad_input)
+{
+    toy *model = context;
+    backward_first_half(model, chunk, microbatch, slot, grad_output, grad_input);
+    model->halved[chunk][slot] = true;
+    return TR_OK;
+}
+
+static tr_status toy_backward_weight(void *context, int chunk, int microbatch, int slot)
+{
+    toy *model = context;
+    check(model->halved[chunk][slot], "a weight gradient before its input gradient");
+    model->halved[chunk][slot] = false;
+    model->num_halves++;
+    sleep_at_random(model);
+    backward_second_half(model, chunk, microbatch, slot);
     return TR_OK;
 }
 
@@ -181,15 +220,22 @@ static int smaller(int a, int b)
     return a < b ? a : b;
 }
 
+static int stage_of(const tr_schedule *schedule, int chunk)
+{
+    return tr_chunk_stage(schedule->placement, num_stages, chunk);
+}
+
 static void check_results(const tr_schedule *schedule, const toy *model, const toy *expected)
 {
     int num_chunks = num_stages * schedule->num_virtual;
-    bool training = schedule->kind != TR_SCHEDULE_FORWARD_ONLY;
-    if (stage == num_stages - 1)
+    if (stage == stage_of(schedule, num_chunks - 1))
         for (int m = 0; m < schedule->num_microbatches; m++)
             check(model->outputs[m] == expected->outputs[m], "wrong output");
-    for (int c = stage; c < num_chunks; c += num_stages) {
-        check(model->weights[c] == (training ? expected->weights[c] : 0), "wrong weight gradient");
+    for (int c = 0; c < num_chunks; c++) {
+        if (stage_of(schedule, c) != stage)
+            continue;
+        check(model->weights[c] == (schedule->trains ? expected->weights[c] : 0),
+              "wrong weight gradient");
         for (int s = 0; s < schedule->num_slots[c]; s++)
             check(model->owners[c][s] == -1, "a slot is live after the step");
     }
@@ -198,8 +244,9 @@ static void check_results(const tr_schedule *schedule, const toy *model, const t
 static void check_peak(const tr_schedule *schedule, int peak)
 {
     int m = schedule->num_microbatches, most = 0;
-    for (int c = stage; c < num_stages * schedule->num_virtual; c += num_stages)
-        most = schedule->num_slots[c] > most ? schedule->num_slots[c] : most;
+    for (int c = 0; c < num_stages * schedule->num_virtual; c++)
+        if (stage_of(schedule, c) == stage && schedule->num_slots[c] > most)
+            most = schedule->num_slots[c];
     switch (schedule->kind) {
     case TR_SCHEDULE_GPIPE:
         check(peak == m, "gpipe keeps all microbatches");
@@ -207,10 +254,16 @@ static void check_peak(const tr_schedule *schedule, int peak)
     case TR_SCHEDULE_1F1B:
         check(peak == smaller(m, num_stages - stage), "1f1b keeps min(M, p - s) microbatches");
         break;
+    case TR_SCHEDULE_ZB_H1:
+        check(peak == smaller(m, num_stages), "zb-h1 keeps min(M, p) microbatches");
+        break;
     case TR_SCHEDULE_INTERLEAVED:
-        check(peak >= 1 && peak <= most, "interleaved keeps no more than its slots");
+    case TR_SCHEDULE_ZB_V:
+    case TR_SCHEDULE_LISTED:
+        check(peak >= 1 && peak <= most, "no more than the slots of a chunk");
         break;
     case TR_SCHEDULE_FORWARD_ONLY:
+    case TR_SCHEDULE_FORWARD_V:
         check(peak == 1, "evaluation keeps one microbatch");
         break;
     }
@@ -220,37 +273,62 @@ static uint64_t count_sends(const tr_schedule *schedule)
 {
     const tr_action_list *list = &schedule->ranks[stage];
     uint64_t count = 0;
-    for (int i = 0; i < list->num_actions && num_stages > 1; i++)
-        count += list->actions[i].kind == TR_ACTION_SEND_FORWARD ||
-                 list->actions[i].kind == TR_ACTION_SEND_BACKWARD;
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        if (action->kind == TR_ACTION_SEND_FORWARD)
+            count += stage_of(schedule, action->chunk + 1) != stage;
+        if (action->kind == TR_ACTION_SEND_BACKWARD)
+            count += stage_of(schedule, action->chunk - 1) != stage;
+    }
     return count;
 }
 
 static tr_stage_functions toy_functions(toy *model)
 {
-    return (tr_stage_functions){
-        .context = model, .input = toy_input, .forward = toy_forward, .backward = toy_backward};
+    return (tr_stage_functions){.context = model,
+                                .input = toy_input,
+                                .forward = toy_forward,
+                                .backward = toy_backward,
+                                .backward_input = toy_backward_input,
+                                .backward_weight = toy_backward_weight};
 }
 
 static void toy_init(toy *model, const tr_schedule *schedule, int delay_us)
 {
     *model = (toy){.schedule = schedule, .delay_us = delay_us, .fails_at = -1};
     memset(model->owners, -1, sizeof model->owners);
-    for (int c = stage; c < num_stages * schedule->num_virtual; c += num_stages)
-        model->inputs[c] = tr_alloc((size_t)schedule->num_slots[c] * WORDS, sizeof(uint64_t));
+    for (int c = 0; c < num_stages * schedule->num_virtual; c++) {
+        size_t size = (size_t)schedule->num_slots[c] * WORDS;
+        if (stage_of(schedule, c) != stage)
+            continue;
+        model->inputs[c] = tr_alloc(size, sizeof(uint64_t));
+        model->grads[c] = tr_alloc(size, sizeof(uint64_t));
+    }
 }
 
 static void toy_clear(toy *model)
 {
-    for (int c = 0; c < MAX_CHUNKS; c++)
+    for (int c = 0; c < MAX_CHUNKS; c++) {
         tr_free(model->inputs[c]);
+        tr_free(model->grads[c]);
+    }
 }
 
-static void run_schedule(tr_schedule_kind kind, int num_virtual, int num_microbatches,
-                         tr_group *group, void *send_memory, void *recv_memory)
+/* Weight gradients of this stage that other actions part from their input gradients. */
+static int count_halves(const tr_schedule *schedule)
 {
-    tr_schedule *schedule;
-    check_ok(tr_schedule_create(&schedule, kind, num_stages, num_virtual, num_microbatches));
+    const tr_action_list *list = &schedule->ranks[stage];
+    int count = 0;
+    for (int i = 0; i < list->num_actions; i++)
+        count += list->actions[i].kind == TR_ACTION_BACKWARD && !tr_schedule_is_pair(list, i);
+    return count;
+}
+
+/* Ends the schedule. */
+static void run_schedule(tr_schedule *schedule, tr_group *group, void *send_memory,
+                         void *recv_memory)
+{
+    check(schedule->num_send_buffers[stage] <= SEND_BUFFERS, "more send buffers than expected");
     toy model, expected = {0};
     toy_init(&model, schedule, 400);
     tr_stage_functions functions = toy_functions(&model);
@@ -268,6 +346,8 @@ static void run_schedule(tr_schedule_kind kind, int num_virtual, int num_microba
         check(bytes == count_sends(schedule) * WORDS * sizeof(uint64_t), "wrong bytes sent");
         run_in_sequence(schedule, &expected);
         check_results(schedule, &model, &expected);
+        check(model.num_halves == (run + 1) * count_halves(schedule),
+              "backward and its halves are called where the list says");
         check_peak(schedule, tr_pipeline_exec_peak_live(exec));
         check(tr_pipeline_exec_wait_seconds(exec) >= 0, "negative wait");
     }
@@ -315,28 +395,43 @@ static void check_failures(void)
     check(strcmp(tr_error_message(), "asked to fail") == 0, "its message is kept");
     tr_pipeline_exec_destroy(exec);
 
-    /* 0B0,0W0,0B1,0W1 becomes 0B0,0B1,0W0,0W1: valid, but not what this executor can do. */
-    tr_action *actions = schedule->ranks[0].actions + 3;
-    tr_action weight = actions[0];
-    actions[0] = actions[1];
-    actions[1] = weight;
-    check_ok(tr_schedule_check(schedule));
-    check(tr_pipeline_exec_create(&exec, schedule, 0, NULL, 0, NULL, NULL, &functions) ==
-              TR_ERR_INTERNAL,
-          "B without its W is refused");
     toy_clear(&model);
     tr_schedule_destroy(schedule);
+}
+
+/* Lists that no generator makes: weight gradients last, transfers within a rank, other orders on
+ * each stage. */
+static void run_listed(tr_group *group, void *send_memory, void *recv_memory)
+{
+    static const char *const texts[][3] = {
+        {"0F0,0F1,0B0,0B1,0W0,0W1", "0F0,1F0,1B0,0F1,0B0,1F1,1W0,0W0,1B1,0B1,1W1,0W1", NULL},
+        {"0F0,0F1,0F2,0B1,0B0,0B2,0W0,0W1,0W2\n1F0,1F1,1B1,1B0,1F2,1W0,1B2,1W1,1W2",
+         "0F0,0F1,3F0,3F1,3B1,3B0,3W0,0B1,0B0,0W0,3W1,0W1\n"
+         "1F0,1F1,2F0,2F1,2B1,2B0,1B1,1B0,2W0,1W0,1W1,2W1",
+         "0F0,2F0,0F1,2F1,2B0,0B0,2B1,0B1,2W0,2W1,0W0,0W1\n"
+         "1F0,3F0,1F1,3F1,3B0,1B0,3B1,1B1,1W0,1W1,3W0,3W1"}};
+    if (num_stages > 2)
+        return;
+    for (int i = 0; i < 3 && texts[num_stages - 1][i] != NULL; i++) {
+        tr_schedule *schedule;
+        check_ok(tr_schedule_read(&schedule, texts[num_stages - 1][i]));
+        check(count_halves(schedule) > 0, "the list has nothing to part");
+        run_schedule(schedule, group, send_memory, recv_memory);
+    }
 }
 
 static void run_all(tr_group *group, void *send_memory, void *recv_memory)
 {
     for (int v = 1; v <= 3; v++)
         for (int m = 1; m <= MAX_MICROBATCHES; m++)
-            for (int kind = TR_SCHEDULE_GPIPE; kind <= TR_SCHEDULE_FORWARD_ONLY; kind++) {
-                tr_status status = tr_schedule_supported((tr_schedule_kind)kind, num_stages, v, m);
-                if (status == TR_OK)
-                    run_schedule((tr_schedule_kind)kind, v, m, group, send_memory, recv_memory);
+            for (int kind = TR_SCHEDULE_GPIPE; kind < TR_SCHEDULE_LISTED; kind++) {
+                tr_schedule *schedule;
+                if (tr_schedule_supported((tr_schedule_kind)kind, num_stages, v, m) != TR_OK)
+                    continue;
+                check_ok(tr_schedule_create(&schedule, (tr_schedule_kind)kind, num_stages, v, m));
+                run_schedule(schedule, group, send_memory, recv_memory);
             }
+    run_listed(group, send_memory, recv_memory);
     if (num_stages > 1)
         check_waits_are_counted(group, send_memory, recv_memory);
     else
@@ -358,11 +453,11 @@ int main(int argc, char **argv)
     check(num_stages * 3 <= MAX_CHUNKS, "too many ranks");
     random_state = (uint64_t)stage * 7919 + 1;
 
-    /* Two send buffers in each direction; gradients need fewer buffers than there are chunks and
-     * microbatches. */
+    /* Gradients need fewer buffers than there are chunks and microbatches, and sends fewer than
+     * SEND_BUFFERS. */
     size_t stride = WORDS * sizeof(uint64_t) + 256;
     void *send_memory, *recv_memory = tr_alloc(3 * MAX_MICROBATCHES, stride);
-    check_ok(tr_world_comm_memory(world, 4 * stride, &send_memory));
+    check_ok(tr_world_comm_memory(world, SEND_BUFFERS * stride, &send_memory));
     int ranks[MAX_CHUNKS];
     for (int r = 0; r < num_stages; r++)
         ranks[r] = r;

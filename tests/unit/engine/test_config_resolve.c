@@ -237,9 +237,13 @@ static void test_stages(void **state)
     refuses("parallel.virtual=2 parallel.pipeline=2", 2, "parallel.virtual", "interleaved");
     refuses("parallel.schedule=interleaved parallel.pipeline=2", 2, "interleaved",
             "parallel.virtual", "1f1b");
-    refuses("parallel.schedule=interleaved parallel.pipeline=2 parallel.virtual=2 "
+    accepts("parallel.schedule=interleaved parallel.pipeline=2 parallel.virtual=2 "
             "train.global_batch=9",
-            2, "multiple of parallel.pipeline 2", "got 9", "8 or 10");
+            2);
+    refuses("parallel.schedule=zb-h1 parallel.pipeline=2 parallel.virtual=2", 2, "zb-h1",
+            "parallel.virtual 1, got 2");
+    refuses("parallel.schedule=zb-v parallel.pipeline=2 parallel.virtual=1", 2, "zb-v",
+            "parallel.virtual 2, got 1");
     resolves(&cfg,
              "parallel.schedule=interleaved parallel.pipeline=2 parallel.virtual=2 model.layers=7 "
              "parallel.stages=1,3,2,1",
@@ -247,6 +251,13 @@ static void test_stages(void **state)
     assert_int_equal(cfg.derived.num_chunks, 4);
     const int64_t expected[] = {1, 3, 2, 1};
     assert_memory_equal(cfg.derived.chunk_layers, expected, sizeof expected);
+    tr_config_clear(&cfg);
+    /* The two chunks of a V come by themselves; first and last chunk share stage 0. */
+    resolves(&cfg, "parallel.schedule=zb-v parallel.pipeline=2 model.layers=8 model.vocab=2000", 2);
+    assert_int_equal(cfg.parallel.virtual_, 2);
+    assert_int_equal(cfg.derived.head_stage, 0);
+    const int64_t around_the_head[] = {2, 2, 3, 1};
+    assert_memory_equal(cfg.derived.chunk_layers, around_the_head, sizeof around_the_head);
     tr_config_clear(&cfg);
 }
 

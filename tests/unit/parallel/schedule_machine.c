@@ -18,7 +18,7 @@ typedef struct machine {
     const tr_schedule *schedule;
     int p, v, m, chunks;
     uint64_t random;
-    int *next;                     /* [p] */
+    int *next, *live;              /* [p] */
     int *inputs, *kept;            /* [chunks, slot] value received; microbatch + 1 computed */
     int *sends, *pending, *grads;  /* [p, buffer] */
     int *received, *received_back; /* [chunks, m] 0 not posted, 1 posted, 2 complete */
@@ -66,6 +66,25 @@ static outcome receive_into(int *place)
     return MOVED;
 }
 
+static int stage_of(const machine *on, int chunk)
+{
+    return tr_chunk_stage(on->schedule->placement, on->p, chunk);
+}
+
+/* Between chunks of one rank: a receive copies what the send in front of it would send. */
+static outcome copy(machine *on, int rank, const tr_action *action, int *to, int *received)
+{
+    on->channels[rank * on->p + rank].num_done++;
+    const tr_action *before = action - 1;
+    if (on->next[rank] == 0 ||
+        before->kind != (action->kind == TR_ACTION_RECV_FORWARD ? TR_ACTION_SEND_FORWARD
+                                                                : TR_ACTION_SEND_BACKWARD))
+        return WRONG;
+    *to = on->sends[rank * SCHEDULE_MACHINE_MAX + before->buffer];
+    *received = 2;
+    return MOVED;
+}
+
 static outcome post(machine *on, int rank, const tr_action *action)
 {
     bool sends = action->kind == TR_ACTION_SEND_FORWARD || action->kind == TR_ACTION_SEND_BACKWARD;
@@ -73,12 +92,14 @@ static outcome post(machine *on, int rank, const tr_action *action)
     int peer_chunk = up ? action->chunk + 1 : action->chunk - 1;
     if (peer_chunk < 0 || peer_chunk >= on->chunks)
         return WRONG;
-    int peer = peer_chunk % on->p, pair = action->chunk * on->m + action->microbatch;
+    int peer = stage_of(on, peer_chunk), pair = action->chunk * on->m + action->microbatch;
     channel *over = &on->channels[sends ? rank * on->p + peer : peer * on->p + rank];
     if (sends) {
         if (action->buffer < 0 || action->buffer >= on->schedule->num_send_buffers[rank])
             return WRONG;
         over->sends[over->num_sends++] = action;
+        if (peer == rank)
+            return MOVED;
         on->pending[rank * SCHEDULE_MACHINE_MAX + action->buffer]++;
         return MOVED;
     }
@@ -89,11 +110,13 @@ static outcome post(machine *on, int rank, const tr_action *action)
     if (action->kind == TR_ACTION_RECV_FORWARD) {
         int place = action->chunk * on->m + action->slot;
         on->kept[place] = EMPTY;
-        return receive_into(&on->inputs[place]);
+        return peer == rank ? copy(on, rank, action, &on->inputs[place], &posted[pair])
+                            : receive_into(&on->inputs[place]);
     }
     if (action->buffer < 0 || action->buffer >= on->schedule->num_grad_buffers[rank])
         return WRONG;
-    return receive_into(&on->grads[rank * SCHEDULE_MACHINE_MAX + action->buffer]);
+    int *grad = &on->grads[rank * SCHEDULE_MACHINE_MAX + action->buffer];
+    return peer == rank ? copy(on, rank, action, grad, &posted[pair]) : receive_into(grad);
 }
 
 /* The data moves only now, at any time between the two posts and the first wait. */
@@ -148,6 +171,9 @@ static outcome forward(machine *on, int rank, const tr_action *action)
         if (sent != MOVED)
             return sent;
     }
+    int limit = tr_schedule_live_limit(on->schedule->kind, on->p, on->v, on->m, rank);
+    if (++on->live[rank] > limit)
+        return WRONG;
     on->kept[place] = m + 1;
     return on->forwards[pair]++ == 0 ? MOVED : WRONG;
 }
@@ -175,12 +201,13 @@ static outcome backward(machine *on, int rank, const tr_action *action)
     return on->backwards[pair]++ == 0 ? MOVED : WRONG;
 }
 
-static outcome weight(machine *on, const tr_action *action)
+static outcome weight(machine *on, int rank, const tr_action *action)
 {
     int c = action->chunk, m = action->microbatch, place = c * on->m + action->slot;
     if (on->kept[place] != m + 1 || on->backwards[c * on->m + m] != 1 || on->weights_done[c] != m)
         return WRONG;
     on->kept[place] = EMPTY;
+    on->live[rank]--;
     on->weights_done[c]++;
     on->weights[c * on->m + m]++;
     return MOVED;
@@ -192,7 +219,7 @@ static outcome step(machine *on, int rank)
     if (on->next[rank] == list->num_actions)
         return BLOCKED;
     const tr_action *action = &list->actions[on->next[rank]];
-    if (action->chunk % on->p != rank || action->slot < 0 ||
+    if (stage_of(on, action->chunk) != rank || action->slot < 0 ||
         action->slot >= on->schedule->num_slots[action->chunk])
         return WRONG;
     outcome result;
@@ -204,7 +231,7 @@ static outcome step(machine *on, int rank)
         result = backward(on, rank, action);
         break;
     case TR_ACTION_WEIGHT:
-        result = weight(on, action);
+        result = weight(on, rank, action);
         break;
     default:
         result = post(on, rank, action);
@@ -278,8 +305,10 @@ bool schedule_machine_accepts(const tr_schedule *schedule, schedule_machine_orde
     int p = schedule->num_stages, v = schedule->num_virtual, m = schedule->num_microbatches;
     size_t pairs = (size_t)p * v * m, buffers = (size_t)p * SCHEDULE_MACHINE_MAX;
     machine on = {.schedule = schedule, .p = p, .v = v, .m = m, .chunks = p * v, .random = seed};
-    int *memory = TR_NEW_ARRAY(int, p + 7 * pairs + (size_t)(p * v) + 3 * buffers), *at = memory;
+    int *memory = TR_NEW_ARRAY(int, 2 * p + 7 * pairs + (size_t)(p * v) + 3 * buffers),
+        *at = memory;
     on.next = at, at += p;
+    on.live = at, at += p;
     on.inputs = at, at += pairs;
     on.kept = at, at += pairs;
     on.received = at, at += pairs;

@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "parallel/schedule.h"
+#include "parallel/schedule_int.h"
 #include "tests/unit/parallel/schedule_machine.h"
 
 static tr_schedule *create(tr_schedule_kind kind, int num_stages, int num_virtual,
@@ -23,7 +24,8 @@ static tr_schedule *create(tr_schedule_kind kind, int num_stages, int num_virtua
 
 static int place_of(const tr_schedule *schedule, tr_action_kind kind, int chunk, int microbatch)
 {
-    const tr_action_list *list = &schedule->ranks[chunk % schedule->num_stages];
+    const tr_action_list *list =
+        &schedule->ranks[tr_chunk_stage(schedule->placement, schedule->num_stages, chunk)];
     for (int i = 0; i < list->num_actions; i++)
         if (list->actions[i].kind == kind && list->actions[i].chunk == chunk &&
             list->actions[i].microbatch == microbatch)
@@ -177,6 +179,7 @@ static void cycles_between_ranks(void **state)
     move(list, place_of(schedule, TR_ACTION_RECV_BACKWARD, 0, 0), forward);
     move(list, place_of(schedule, TR_ACTION_BACKWARD, 0, 0), forward + 1);
     list = &schedule->ranks[1];
+    schedule->kind = TR_SCHEDULE_LISTED; /* which may keep what 1f1b does not */
     schedule->num_slots[1] = 3;
     int at = place_of(schedule, TR_ACTION_BACKWARD, 1, 0);
     move(list, place_of(schedule, TR_ACTION_RECV_FORWARD, 1, 1), at);
@@ -329,33 +332,102 @@ static bool machine_accepts(const tr_schedule *schedule)
            schedule_machine_accepts(schedule, SCHEDULE_MACHINE_RANDOM, random_state);
 }
 
-static void agrees_with_a_machine_on_random_lists(void **state)
+/* A schedule of a random kind with random numbers. */
+static tr_schedule *create_any(void)
+{
+    static const struct {
+        tr_schedule_kind kind;
+        int num_virtual;
+    } kinds[] = {{TR_SCHEDULE_GPIPE, 1},       {TR_SCHEDULE_GPIPE, 2}, {TR_SCHEDULE_1F1B, 1},
+                 {TR_SCHEDULE_INTERLEAVED, 2}, {TR_SCHEDULE_ZB_H1, 1}, {TR_SCHEDULE_ZB_V, 2}};
+    int i = draw(sizeof kinds / sizeof *kinds);
+    return create(kinds[i].kind, 1 + draw(3), kinds[i].num_virtual, 1 + draw(5));
+}
+
+static void assert_agree(const tr_schedule *schedule, int round, bool accepted)
+{
+    if (accepted == machine_accepts(schedule))
+        return;
+    fail_msg("round %d, kind %d, %d stages, %d virtual, %d microbatches: the checker %s: %s", round,
+             (int)schedule->kind, schedule->num_stages, schedule->num_virtual,
+             schedule->num_microbatches, accepted ? "accepts" : "refuses",
+             accepted ? "the machine does not" : tr_error_message());
+}
+
+static void agrees_with_a_machine_on_mutated_lists(void **state)
 {
     (void)state;
     int num_valid = 0, num_invalid = 0;
     for (int round = 0; round < 12000; round++) {
-        int p = 2 + draw(2), m = 1 + draw(4), v = 1 + draw(2);
-        tr_schedule_kind kind = draw(2) ? TR_SCHEDULE_GPIPE : TR_SCHEDULE_1F1B;
-        if (v == 2 && kind == TR_SCHEDULE_1F1B) {
-            kind = TR_SCHEDULE_INTERLEAVED;
-            m = p * (1 + draw(2));
-        }
-        tr_schedule *schedule = create(kind, p, v, m);
+        tr_schedule *schedule = create_any();
         assert_true(machine_accepts(schedule));
         for (int changes = 1 + draw(2); changes > 0; changes--)
             mutate(schedule);
         bool accepted = tr_schedule_check(schedule) == TR_OK;
-        if (accepted != machine_accepts(schedule))
-            fail_msg(
-                "round %d, kind %d, %d stages, %d virtual, %d microbatches: the checker %s: %s",
-                round, (int)kind, p, v, m, accepted ? "accepts" : "refuses",
-                accepted ? "the machine does not" : tr_error_message());
+        assert_agree(schedule, round, accepted);
         num_valid += accepted;
         num_invalid += !accepted;
         tr_schedule_destroy(schedule);
     }
     assert_true(num_valid > 1000);
     assert_true(num_invalid > 5000);
+}
+
+/* Compute lists in any order that each rank could run by itself (F before B before W, W in order of
+ * the microbatches), with transfers placed: whether the ranks can run them together is for the
+ * checker to say. */
+static void shuffle_compute(tr_schedule *schedule, int rank)
+{
+    tr_action_list *list = &schedule->ranks[rank];
+    int v = schedule->num_virtual, m = schedule->num_microbatches;
+    list->actions = TR_NEW_ARRAY(tr_action, (size_t)(3 * v * m));
+    int *done = TR_NEW_ARRAY(int, (size_t)(v * m)), *weights = TR_NEW_ARRAY(int, (size_t)v);
+    while (list->num_actions < 3 * v * m) {
+        int local = draw(v), microbatch = draw(m), *at = &done[local * m + microbatch];
+        int chunk = tr_chunk_number(schedule->placement, schedule->num_stages, rank, local);
+        if (*at == 3 || (*at == 2 && weights[local] != microbatch))
+            continue;
+        weights[local] += *at == 2;
+        tr_schedule_add(schedule, rank, (tr_action_kind)(*at)++, chunk, microbatch);
+    }
+    tr_free(weights);
+    tr_free(done);
+}
+
+static void agrees_with_a_machine_on_random_orders(void **state)
+{
+    (void)state;
+    int num_valid = 0, num_invalid = 0;
+    for (int round = 0; round < 6000; round++) {
+        int p = 1 + draw(3), v = 1 + draw(2), m = 1 + draw(3);
+        tr_schedule *schedule = tr_schedule_new(TR_SCHEDULE_LISTED, p, v, m);
+        schedule->placement = v == 2 && draw(2) ? TR_PLACEMENT_V : TR_PLACEMENT_LOOP;
+        schedule->splits = draw(2);
+        for (int r = 0; r < p; r++)
+            shuffle_compute(schedule, r);
+        tr_schedule_place(schedule);
+        bool accepted = tr_schedule_check(schedule) == TR_OK;
+        assert_agree(schedule, round, accepted);
+        num_valid += accepted;
+        num_invalid += !accepted;
+        tr_schedule_destroy(schedule);
+    }
+    assert_true(num_valid > 1000);
+    assert_true(num_invalid > 1000);
+}
+
+/* One more forward ahead than 1f1b keeps: slots enough, but not what was planned. */
+static void too_many_live_activations(void **state)
+{
+    (void)state;
+    tr_schedule *schedule = create(TR_SCHEDULE_1F1B, 2, 1, 4);
+    tr_action_list *list = &schedule->ranks[0];
+    move(list, place_of(schedule, TR_ACTION_FORWARD, 0, 2),
+         place_of(schedule, TR_ACTION_BACKWARD, 0, 0));
+    schedule->num_slots[0] = 3;
+    for (int i = 0; i < list->num_actions; i++)
+        list->actions[i].slot = list->actions[i].microbatch % 3;
+    assert_refused(schedule, "0F2 makes 3 live activations", "0W0 must come first");
 }
 
 int main(void)
@@ -371,7 +443,9 @@ int main(void)
         cmocka_unit_test(slots_in_use),
         cmocka_unit_test(buffers_in_use),
         cmocka_unit_test(receives_within_a_rank_follow_their_send),
-        cmocka_unit_test(agrees_with_a_machine_on_random_lists),
+        cmocka_unit_test(too_many_live_activations),
+        cmocka_unit_test(agrees_with_a_machine_on_mutated_lists),
+        cmocka_unit_test(agrees_with_a_machine_on_random_orders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

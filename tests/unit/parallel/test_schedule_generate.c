@@ -50,8 +50,31 @@ static void lists_are_the_published_ones(void **state)
                 "1F0,1F1,3F0,3B0,3W0,3F1,3B1,3W1,1F2,1B0,1W0,1F3,1B1,1W1,3F2,3B2,3W2,3F3,3B3,3W3,"
                 "1B2,1W2,1B3,1W3\n");
     assert_text(TR_SCHEDULE_FORWARD_ONLY, 2, 2, 3,
-                "0F0,0F1,2F0,2F1,0F2,2F2\n"
-                "1F0,1F1,3F0,3F1,1F2,3F2\n");
+                "0F0,0F1,0F2,2F0,2F1,2F2\n"
+                "1F0,1F1,1F2,3F0,3F1,3F2\n");
+    assert_text(TR_SCHEDULE_FORWARD_V, 2, 2, 3,
+                "0F0,0F1,0F2,3F0,3F1,3F2\n"
+                "1F0,2F0,1F1,2F1,1F2,2F2\n");
+    assert_text(TR_SCHEDULE_ZB_H1, 3, 1, 4,
+                "0F0,0F1,0F2,0B0,0W0,0F3,0B1,0W1,0B2,0W2,0B3,0W3\n"
+                "1F0,1F1,1B0,1F2,1B1,1W0,1F3,1B2,1W1,1B3,1W2,1W3\n"
+                "2F0,2B0,2F1,2B1,2F2,2B2,2W0,2F3,2B3,2W1,2W2,2W3\n");
+    assert_text(TR_SCHEDULE_ZB_V, 2, 2, 3,
+                "0F0,0F1,0F2,3F0,3B0,3W0,3F1,3B1,3W1,0B0,0W0,3F2,3B2,3W2,0B1,0W1,0B2,0W2\n"
+                "1F0,2F0,1F1,2F1,2B0,2W0,1F2,1B0,1W0,2F2,2B1,2W1,1B1,2B2,1B2,1W1,2W2,1W2\n");
+}
+
+/* Microbatches that are no multiple of the stages: groups of five instead of four and one. */
+static void interleaved_groups_are_never_smaller_than_the_stages(void **state)
+{
+    (void)state;
+    assert_int_equal(tr_schedule_group_most(4, 8), 4);
+    assert_int_equal(tr_schedule_group_most(4, 9), 5);
+    assert_int_equal(tr_schedule_group_most(4, 7), 7);
+    assert_int_equal(tr_schedule_group_most(4, 3), 3);
+    assert_text(TR_SCHEDULE_INTERLEAVED, 2, 2, 3,
+                "0F0,0F1,0F2,2F0,2F1,2F2,2B0,2W0,2B1,2W1,2B2,2W2,0B0,0W0,0B1,0W1,0B2,0W2\n"
+                "1F0,1F1,1F2,3F0,3B0,3W0,3F1,3B1,3W1,3F2,3B2,3W2,1B0,1W0,1B1,1W1,1B2,1W2\n");
 }
 
 static void fewer_microbatches_than_stages(void **state)
@@ -68,25 +91,28 @@ static void one_stage_runs_its_chunks_in_turn(void **state)
     assert_text(TR_SCHEDULE_1F1B, 1, 1, 2, "0F0,0B0,0W0,0F1,0B1,0W1\n");
 }
 
-/* Creation proves each list, so that it is enough that it succeeds. */
-static void all_numbers_make_valid_schedules(void **state)
-{
-    (void)state;
-    for (int kind = TR_SCHEDULE_GPIPE; kind <= TR_SCHEDULE_FORWARD_ONLY; kind++)
-        for (int p = 1; p <= 8; p++)
-            for (int v = 1; v <= 4; v++)
-                for (int m = 1; m <= 17; m++) {
-                    if (kind == TR_SCHEDULE_1F1B && v > 1)
-                        continue;
-                    if (kind == TR_SCHEDULE_INTERLEAVED && (v == 1 || m % p != 0))
-                        continue;
-                    tr_schedule_destroy(create((tr_schedule_kind)kind, p, v, m));
-                }
-}
-
 static int smaller(int a, int b)
 {
     return a < b ? a : b;
+}
+
+/* Creation proves each list, so that it is enough that it succeeds; and no stage keeps more than
+ * its limit, which is reached somewhere. */
+static void all_numbers_make_valid_schedules(void **state)
+{
+    (void)state;
+    for (int kind = TR_SCHEDULE_GPIPE; kind <= TR_SCHEDULE_FORWARD_V; kind++)
+        for (int p = 1; p <= 8; p++)
+            for (int v = 1; v <= 4; v++)
+                for (int m = 1; m <= 26; m++) {
+                    if (tr_schedule_supported((tr_schedule_kind)kind, p, v, m) != TR_OK)
+                        continue;
+                    tr_schedule *schedule = create((tr_schedule_kind)kind, p, v, m);
+                    for (int s = 0; s < p; s++)
+                        assert_true(tr_schedule_live_peak(schedule, s) <=
+                                    tr_schedule_live_limit(schedule->kind, p, v, m, s));
+                    tr_schedule_destroy(schedule);
+                }
 }
 
 static void live_activations_follow_the_kind(void **state)
@@ -96,29 +122,24 @@ static void live_activations_follow_the_kind(void **state)
         for (int m = 1; m <= 40; m += 3) {
             tr_schedule *gpipe = create(TR_SCHEDULE_GPIPE, p, 1, m);
             tr_schedule *one = create(TR_SCHEDULE_1F1B, p, 1, m);
+            tr_schedule *zero = create(TR_SCHEDULE_ZB_H1, p, 1, m);
             tr_schedule *forward = create(TR_SCHEDULE_FORWARD_ONLY, p, 2, m);
+            tr_schedule *forward_v = create(TR_SCHEDULE_FORWARD_V, p, 2, m);
             for (int s = 0; s < p; s++) {
                 assert_int_equal(gpipe->num_slots[s], m);
                 assert_int_equal(one->num_slots[s], smaller(m, p - s));
+                assert_int_equal(zero->num_slots[s], smaller(m, p));
                 assert_int_equal(forward->num_slots[s], 1);
                 assert_int_equal(forward->num_slots[s + p], 1);
+                assert_int_equal(forward_v->num_slots[s], 1);
+                assert_int_equal(forward_v->num_slots[s + p], 1);
             }
+            tr_schedule_destroy(forward_v);
             tr_schedule_destroy(forward);
+            tr_schedule_destroy(zero);
             tr_schedule_destroy(one);
             tr_schedule_destroy(gpipe);
         }
-}
-
-/* Most forwards that a rank has ahead of its weight gradients. */
-static int in_flight(const tr_action_list *list)
-{
-    int live = 0, peak = 0;
-    for (int i = 0; i < list->num_actions; i++) {
-        live += list->actions[i].kind == TR_ACTION_FORWARD;
-        live -= list->actions[i].kind == TR_ACTION_WEIGHT;
-        peak = live > peak ? live : peak;
-    }
-    return peak;
 }
 
 /* p * v + p - 1 chunks on the first rank: p (1 + (p - 1) / (p v)) stages' worth. */
@@ -129,13 +150,49 @@ static void interleaved_activations_do_not_grow_with_microbatches(void **state)
         for (int v = 2; v <= 4; v++) {
             tr_schedule *shorter = create(TR_SCHEDULE_INTERLEAVED, p, v, 4 * p);
             tr_schedule *longer = create(TR_SCHEDULE_INTERLEAVED, p, v, 16 * p);
-            assert_int_equal(in_flight(&shorter->ranks[0]), p * v + p - 1);
-            assert_int_equal(in_flight(&longer->ranks[0]), p * v + p - 1);
+            assert_int_equal(tr_schedule_live_peak(shorter, 0), p * v + p - 1);
+            assert_int_equal(tr_schedule_live_peak(longer, 0), p * v + p - 1);
             assert_memory_equal(shorter->num_slots, longer->num_slots,
                                 sizeof(int) * (size_t)(p * v));
             tr_schedule_destroy(longer);
             tr_schedule_destroy(shorter);
         }
+}
+
+/* 2 p half stages on every rank: as much as 1f1b keeps on the first. */
+static void zb_v_keeps_as_much_on_every_stage(void **state)
+{
+    (void)state;
+    for (int p = 1; p <= 8; p++) {
+        tr_schedule *shorter = create(TR_SCHEDULE_ZB_V, p, 2, 2 * p);
+        tr_schedule *longer = create(TR_SCHEDULE_ZB_V, p, 2, 9 * p);
+        for (int s = 0; s < p; s++) {
+            assert_int_equal(tr_schedule_live_peak(shorter, s), 2 * p);
+            assert_int_equal(tr_schedule_live_peak(longer, s), 2 * p);
+        }
+        assert_memory_equal(shorter->num_slots, longer->num_slots, sizeof(int) * (size_t)(2 * p));
+        tr_schedule_destroy(longer);
+        tr_schedule_destroy(shorter);
+    }
+}
+
+/* A gradient does not wait for the weight gradient of the same call: B, its send, W. */
+static void zero_bubble_kinds_send_before_the_weight_gradient(void **state)
+{
+    (void)state;
+    static const tr_schedule_kind kinds[] = {TR_SCHEDULE_ZB_H1, TR_SCHEDULE_ZB_V, TR_SCHEDULE_1F1B};
+    for (int k = 0; k < 3; k++) {
+        int v = kinds[k] == TR_SCHEDULE_ZB_V ? 2 : 1, num_followed = 0;
+        tr_schedule *schedule = create(kinds[k], 3, v, 6);
+        for (int r = 0; r < 3; r++)
+            for (int i = 0; i + 1 < schedule->ranks[r].num_actions; i++) {
+                const tr_action *action = &schedule->ranks[r].actions[i];
+                if (action->kind == TR_ACTION_BACKWARD && action->chunk > 0)
+                    num_followed += action[1].kind == TR_ACTION_SEND_BACKWARD;
+            }
+        assert_int_equal(num_followed, k == 0 ? 12 : k == 1 ? 30 : 0);
+        tr_schedule_destroy(schedule);
+    }
 }
 
 /* Rank 1 uses the activations in the opposite order: its receives must all stand in front of its
@@ -156,8 +213,8 @@ static void receives_keep_the_order_of_the_sends(void **state)
     schedule.ranks = TR_NEW_ARRAY(tr_action_list, 2);
     memcpy(schedule.ranks, lists, sizeof lists);
     for (int m = 0; m < 3; m++) {
-        tr_schedule_add_forward(&schedule, 0, 0, m);
-        tr_schedule_add_forward(&schedule, 1, 1, 2 - m);
+        tr_schedule_add(&schedule, 0, TR_ACTION_FORWARD, 0, m);
+        tr_schedule_add(&schedule, 1, TR_ACTION_FORWARD, 1, 2 - m);
     }
     tr_schedule_place(&schedule);
     if (tr_schedule_check(&schedule) != TR_OK)
@@ -189,24 +246,28 @@ static void assert_refused(tr_schedule_kind kind, int num_stages, int num_virtua
 static void refusals_name_what_is_allowed(void **state)
 {
     (void)state;
-    assert_refused(TR_SCHEDULE_INTERLEAVED, 4, 2, 6, "nearest: 4 or 8");
-    assert_refused(TR_SCHEDULE_INTERLEAVED, 4, 2, 3, "nearest: 4");
     assert_refused(TR_SCHEDULE_INTERLEAVED, 4, 1, 8, "parallel.virtual 2 or more");
     assert_refused(TR_SCHEDULE_1F1B, 4, 2, 8, "parallel.schedule interleaved");
+    assert_refused(TR_SCHEDULE_ZB_H1, 4, 2, 8, "zb-v with 2");
+    assert_refused(TR_SCHEDULE_ZB_V, 4, 1, 8, "parallel.virtual 2, got 1");
+    assert_refused(TR_SCHEDULE_ZB_V, 4, 3, 8, "parallel.virtual 2, got 3");
     assert_refused(TR_SCHEDULE_GPIPE, 4, 1, 0, "1 or more");
     assert_refused(TR_SCHEDULE_GPIPE, 1 << 20, 1 << 10, 1 << 20, "fewer microbatches");
-    assert_int_equal(tr_schedule_supported(TR_SCHEDULE_INTERLEAVED, 4, 2, 8), TR_OK);
+    assert_int_equal(tr_schedule_supported(TR_SCHEDULE_INTERLEAVED, 4, 2, 5), TR_OK);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_are_the_published_ones),
+        cmocka_unit_test(interleaved_groups_are_never_smaller_than_the_stages),
         cmocka_unit_test(fewer_microbatches_than_stages),
         cmocka_unit_test(one_stage_runs_its_chunks_in_turn),
         cmocka_unit_test(all_numbers_make_valid_schedules),
         cmocka_unit_test(live_activations_follow_the_kind),
         cmocka_unit_test(interleaved_activations_do_not_grow_with_microbatches),
+        cmocka_unit_test(zb_v_keeps_as_much_on_every_stage),
+        cmocka_unit_test(zero_bubble_kinds_send_before_the_weight_gradient),
         cmocka_unit_test(receives_keep_the_order_of_the_sends),
         cmocka_unit_test(refusals_name_what_is_allowed),
     };

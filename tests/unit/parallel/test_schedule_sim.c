@@ -60,10 +60,37 @@ static void interleaved_idles_less_by_the_number_of_chunks(void **state)
     (void)state;
     for (int p = 1; p <= 8; p++)
         for (int v = 2; v <= 4; v++)
-            for (int groups = 1; groups <= 4; groups++) {
-                assert_formula(TR_SCHEDULE_INTERLEAVED, p, v, groups * p, 1, 1, 1);
-                assert_formula(TR_SCHEDULE_GPIPE, p, v, groups * p, 1, 1, 1);
+            for (int m = p; m <= 4 * p; m++) {
+                assert_formula(TR_SCHEDULE_INTERLEAVED, p, v, m, 1, 1, 1);
+                assert_formula(TR_SCHEDULE_GPIPE, p, v, m, 1, 1, 1);
             }
+}
+
+/* Qi et al. 2023: a device idles (p - 1)(F + B - W), where W is no longer than F. */
+static void zb_h1_idles_as_published(void **state)
+{
+    (void)state;
+    static const double costs[][3] = {{1, 1, 1}, {1, 1.25, 0.75}, {1, 1.5, 1}, {1, 2, 1}};
+    double busy[MAX_STAGES];
+    for (size_t k = 0; k < sizeof costs / sizeof *costs; k++)
+        for (int p = 1; p <= 8; p++)
+            for (int m = 2 * p; m <= 4 * p; m++) {
+                double f = costs[k][0], b = costs[k][1], w = costs[k][2];
+                tr_schedule_times times = simulate(TR_SCHEDULE_ZB_H1, p, 1, m, f, b, w, 0, busy);
+                assert_float_equal(times.total, m * (f + b + w) + (p - 1) * (f + b - w), 1e-9);
+            }
+}
+
+/* With F = B = W nothing but the way down to the last rank: one chunk time for each rank. */
+static void zb_v_waits_for_the_first_microbatch_only(void **state)
+{
+    (void)state;
+    double busy[MAX_STAGES];
+    for (int p = 1; p <= 8; p++)
+        for (int m = 2 * p - 1; m <= 4 * p; m++) {
+            tr_schedule_times times = simulate(TR_SCHEDULE_ZB_V, p, 2, m, 1, 1, 1, 0, busy);
+            assert_float_equal(times.total, 6 * m + p - 1, 1e-9);
+        }
 }
 
 /* The anchor of published measurements: 8 stages, 32 microbatches: 18% idle, 5.2% with 4 chunks. */
@@ -75,6 +102,8 @@ static void known_example(void **state)
     assert_float_equal(times.idle_share, 0.18, 0.005);
     times = simulate(TR_SCHEDULE_INTERLEAVED, 8, 4, 32, 1, 1, 1, 0, busy);
     assert_float_equal(times.idle_share, 0.052, 0.0005);
+    times = simulate(TR_SCHEDULE_ZB_H1, 8, 1, 32, 1, 1, 1, 0, busy);
+    assert_float_equal(times.idle_share, 0.068, 0.0005);
 }
 
 static void large_schedule(void **state)
@@ -125,6 +154,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpipe_and_1f1b_idle_as_published),
         cmocka_unit_test(interleaved_idles_less_by_the_number_of_chunks),
+        cmocka_unit_test(zb_h1_idles_as_published),
+        cmocka_unit_test(zb_v_waits_for_the_first_microbatch_only),
         cmocka_unit_test(known_example),
         cmocka_unit_test(large_schedule),
         cmocka_unit_test(transfers_take_time),
