@@ -223,6 +223,9 @@ int main(int argc, char **argv)
         "parallel.data=4 parallel.zero=2 parallel.shard_ranks=2 parallel.overlap=false",
         "parallel.data=2 parallel.zero=0 train.reduction_order=rounds parallel.tensor=2",
         "parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved",
+        "parallel.data=2 parallel.pipeline=4 parallel.schedule=zb-h1 parallel.zero=2",
+        "parallel.data=4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
+        "parallel.zero=2 parallel.shard_ranks=2",
         "parallel.pipeline=4"};
     fx_job job = fx_begin(&argc, &argv);
     tr_device *device;
@@ -237,7 +240,7 @@ int main(int argc, char **argv)
     tr_device_destroy(device);
     fx_gather(&job);
     if (fx_case(&job, "bytes sent"))
-        for (int i = 0; i < 9; i++)
+        for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
             sent_check(&job, i % 2 == 0 ? "g" : "l", layouts[i]);
     return fx_end(&job);
 }

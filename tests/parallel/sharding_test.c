@@ -8,7 +8,7 @@
 
 enum { STEPS = 3 };
 
-static const char shape[] = "model.layers=2 model.hidden=16 model.heads=2 model.kv_heads=1 "
+static const char shape[] = "model.layers=4 model.hidden=16 model.heads=2 model.kv_heads=1 "
                             "model.ffn=24 train.eval_batches=1";
 
 static void layout_check(fx_job *job, const fx_outcome *expected, const char *model,
@@ -67,5 +67,10 @@ int main(int argc, char **argv)
     if (fx_case(&job, "beside stages"))
         for (int o = 0; o < 2; o++)
             order_check(&job, o ? "l" : "g", orders[o], 4, 4, 8, "parallel.pipeline=2");
+    if (fx_case(&job, "beside chunks whose weight gradients come late"))
+        for (int o = 0; o < 2; o++)
+            order_check(&job, o ? "g" : "l", orders[o], 4, 4, 16,
+                        o ? "parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v"
+                          : "parallel.pipeline=2 parallel.schedule=zb-h1");
     return fx_end(&job);
 }
