@@ -224,8 +224,10 @@ tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int
     stage->model.training = true;
     stage->grad_scale = grad_scale;
     loss_reset(stage);
-    TR_TRY(tr_weights_pass_begin(&stage->weights, true));
     double begin = tr_trace_now(&stage->trace);
+    TR_TRY(tr_weights_pass_begin(&stage->weights, true));
+    tr_trace_part(&stage->trace, "begin weights", begin);
+    begin = tr_trace_now(&stage->trace);
     TR_TRY(tr_pipeline_exec_run(stage->train_exec));
     tr_trace_part(&stage->trace, "microbatches", begin);
     begin = tr_trace_now(&stage->trace);

@@ -240,7 +240,7 @@ tr_status tr_run_step(tr_run *run, tr_metrics *metrics)
     step_account(run, begin, before, feed_wait, metrics);
     if (tr_trace_is_on(&run->stage.trace))
         tr_trace_add(&run->stage.trace, TR_TRACE_STEP, 0, "step", begin)->number = (int)run->step;
-    TR_TRY(tr_trace_step_end(run));
+    TR_TRY(tr_trace_step_end(run, &metrics->traced));
     return times_reduce(run, metrics);
 }
 

@@ -263,9 +263,10 @@ static void file_open(tr_run *run)
         give_up(tracer);
 }
 
-tr_status tr_trace_step_end(tr_run *run)
+tr_status tr_trace_step_end(tr_run *run, bool *written)
 {
     tr_tracer *tracer = &run->tracer;
+    *written = false;
     if (!tracer->is_traced)
         return TR_OK;
     tr_trace_ring_stop(&run->stage.trace);
@@ -275,6 +276,7 @@ tr_status tr_trace_step_end(tr_run *run)
         TR_TRY(rank_gather(run, rank, tracer->file));
     if (tracer->file != NULL && tr_trace_file_flush(tracer->file) != TR_OK)
         give_up(tracer);
+    *written = tracer->file != NULL;
     return TR_OK;
 }
 

@@ -29,9 +29,9 @@ typedef struct tr_tracer {
 void tr_trace_layout(tr_trace_ring *ring, const tr_config *cfg, const tr_mesh *mesh,
                      tr_arena *arena);
 
-/* Around each step; nothing happens where the step is not traced. Collective. */
+/* Around each step; nothing happens where the step is not traced. *written (rank 0): the file has the step. Collective. */
 tr_status tr_trace_step_begin(struct tr_run *run);
-tr_status tr_trace_step_end(struct tr_run *run);
+tr_status tr_trace_step_end(struct tr_run *run, bool *written);
 void tr_trace_close(tr_tracer *tracer);
 
 #endif

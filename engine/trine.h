@@ -53,6 +53,7 @@ typedef struct tr_metrics {
     uint64_t first_sample;               /* of this step */
     uint64_t first_epoch, last_epoch;    /* of its first and last sample; 0 with hand-made data */
     bool stop_requested, save_requested; /* some rank asked (tr_run_request) */
+    bool traced;                         /* rank 0: the step is in run.dir/trace.json (log.trace) */
     double step_seconds, tokens_per_second, mfu;
     size_t memory_peak_bytes; /* of the arenas, largest rank */
     tr_times times;           /* of the slowest rank, each */

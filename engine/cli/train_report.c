@@ -254,6 +254,9 @@ static void events_print(tr_train_report *report, const tr_metrics *m)
                     (long long)m->step);
         report->epoch = m->last_epoch;
     }
+    if (m->traced)
+        tr_log_info("step %lld is traced in %s/trace.json; open it at https://ui.perfetto.dev",
+                    (long long)m->step, report->cfg->run.dir);
 }
 
 static void incomplete_note(tr_train_report *report, tr_status status)

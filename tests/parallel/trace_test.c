@@ -139,7 +139,7 @@ static double covered_part(fx_job *job, const trace *all, const slice *step)
         const char *thread = all->threads[of->rank][of->thread];
         bool counts = strcmp(thread, "compute") == 0 || strstr(thread, ": waits") != NULL ||
                       strcmp(of->name, "decide, update") == 0 || strcmp(of->name, "feed") == 0 ||
-                      strcmp(of->name, "reduce") == 0;
+                      strcmp(of->name, "reduce") == 0 || strcmp(of->name, "begin weights") == 0;
         if (of->rank != step->rank || !counts || of->begin < step->begin ||
             of->end > step->end + 1 || of->end <= until)
             continue;
@@ -223,6 +223,9 @@ static void whole_case(fx_job *job, double ahead)
     run(job, "parallel.pipeline=2 parallel.data=2 train.global_batch=8 log.trace=2,4", 4, folder,
         path, metrics);
     clock_ahead = 0;
+    for (int s = 0; s < 4 && job->rank == 0; s++)
+        fx_check(job, metrics[s].traced == (s % 2 == 1), "step %d is %s", s + 1,
+                 metrics[s].traced ? "traced" : "not traced");
     if (job->rank == 0 && load(job, path, 4, &all)) {
         /* Clocks of one machine are taken for one; clocks apart are known to half a round trip. */
         double slack = ahead == 0 ? 1.0 : 50e3, best = 0;
