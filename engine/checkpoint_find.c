@@ -33,12 +33,24 @@ void tr_resume_list_clear(tr_resume_list *list)
     *list = (tr_resume_list){0};
 }
 
-/* The one that `latest` names first, then the others from the highest step down. Unfinished ones
- * are worth a word when they would have come before. */
+/* The steps [low, high] that are whole, from the highest down. */
+static void steps_add(tr_resume_list *list, const char *dir, const tr_step_list *steps, int64_t low,
+                      int64_t high)
+{
+    for (int i = steps->num_entries - 1; i >= 0; i--) {
+        const tr_step_entry *entry = &steps->entries[i];
+        if (!entry->is_temp && entry->has_manifest && entry->step >= low && entry->step <= high)
+            list_add(list, tr_step_path(dir, entry->step));
+    }
+}
+
+/* The one that `latest` names first, then those before it, and last those of higher steps: a run that
+ * went back, or began anew, has left them behind. Unfinished ones are worth a word when they would
+ * have come before. */
 static tr_status folder_find(tr_resume_list *list, const char *dir)
 {
     tr_step_list steps;
-    int64_t latest = -1;
+    int64_t latest = INT64_MAX;
     if (tr_step_list_read(&steps, dir) != TR_OK) {
         char *message = tr_strdup(tr_error_message());
         tr_status status = tr_fail(TR_ERR_CHECKPOINT, "%s", message);
@@ -46,18 +58,15 @@ static tr_status folder_find(tr_resume_list *list, const char *dir)
         return status;
     }
     if (!tr_dir_latest_read(dir, &latest))
-        latest = -1;
-    for (int i = 0; i < steps.num_entries; i++)
-        if (!steps.entries[i].is_temp && steps.entries[i].has_manifest &&
-            steps.entries[i].step == latest)
-            list_add(list, tr_step_path(dir, latest));
+        latest = INT64_MAX;
+    steps_add(list, dir, &steps, 0, latest);
+    if (latest < INT64_MAX)
+        steps_add(list, dir, &steps, latest + 1, INT64_MAX);
     bool seen_whole = false;
     for (int i = steps.num_entries - 1; i >= 0; i--) {
         const tr_step_entry *entry = &steps.entries[i];
         bool whole = !entry->is_temp && entry->has_manifest;
-        if (whole && (entry->step != latest))
-            list_add(list, tr_step_path(dir, entry->step));
-        else if (!whole && (!seen_whole || entry->step == latest))
+        if (!whole && (!seen_whole || entry->step == latest))
             ignored_add(list, entry->is_temp ? tr_step_temp_path(dir, entry->step)
                                              : tr_step_path(dir, entry->step));
         seen_whole = seen_whole || whole;

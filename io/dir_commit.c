@@ -273,27 +273,35 @@ bool tr_dir_latest_read(const char *dir, int64_t *step)
     return tr_step_from_name(text, step);
 }
 
+/* True when the entry's turn to go has come: what an abandoned continuation left goes first. */
+static bool is_spare(const tr_step_entry *entry, int64_t newest, bool abandoned)
+{
+    return !entry->is_temp && entry->has_manifest &&
+           (abandoned ? entry->step > newest : entry->step < newest);
+}
+
 tr_status tr_dir_prune(const char *dir, int64_t keep, int64_t newest)
 {
     tr_step_list list;
     tr_status first = TR_OK;
     int64_t count = 0;
     TR_TRY(tr_step_list_read(&list, dir));
-    for (int i = 0; i < list.num_entries; i++)
-        count += !list.entries[i].is_temp && list.entries[i].has_manifest;
     for (int i = 0; i < list.num_entries; i++) {
-        const tr_step_entry *entry = &list.entries[i];
-        tr_status status = TR_OK;
-        if (entry->is_temp) {
-            char *temp = tr_step_temp_path(dir, entry->step);
-            status = temp_remove(temp);
-            tr_free(temp);
-        } else if (keep > 0 && count > keep && entry->has_manifest && entry->step != newest) {
-            status = step_remove(dir, entry->step);
-            count--;
-        }
+        count += !list.entries[i].is_temp && list.entries[i].has_manifest;
+        if (!list.entries[i].is_temp)
+            continue;
+        char *temp = tr_step_temp_path(dir, list.entries[i].step);
+        tr_status status = temp_remove(temp);
+        tr_free(temp);
         first = first == TR_OK ? status : first;
     }
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < list.num_entries && keep > 0 && count > keep; i++)
+            if (is_spare(&list.entries[i], newest, pass == 0)) {
+                tr_status status = step_remove(dir, list.entries[i].step);
+                first = first == TR_OK ? status : first;
+                count--;
+            }
     tr_step_list_clear(&list);
     return first;
 }

@@ -54,8 +54,10 @@ void tr_step_list_clear(tr_step_list *list);
 /* The step that `latest` names; false when there is no such file or no such name in it. */
 bool tr_dir_latest_read(const char *dir, int64_t *step);
 
-/* Removes checkpoints until `keep` are left (0: none is removed), lowest steps first, never that of
- * `newest`, which was just written; and temporary folders that nobody writes any more. A folder
+/* Removes checkpoints until `keep` are left (0: none is removed), never that of `newest`, which was
+ * just written: first those of higher steps, which a run that went back or began anew has left
+ * behind, then those of lower ones, each from the lowest up; and temporary folders that nobody
+ * writes any more. A folder
  * with a file in it that is not ours stays. TR_ERR_IO for the first that could not be removed; the
  * others are tried. */
 tr_status tr_dir_prune(const char *dir, int64_t keep, int64_t newest);

@@ -161,6 +161,13 @@ static void test_room_is_made_in_numeric_order(void **state)
     save(5, "x", true);
     assert_int_equal(tr_dir_prune(dir, 2, 5), TR_OK);
     expect_steps("5 11");
+    /* What it has left behind makes room before what it wrote since. */
+    save(6, "x", true);
+    assert_int_equal(tr_dir_prune(dir, 2, 6), TR_OK);
+    expect_steps("5 6");
+    assert_int_equal(tr_dir_prune(dir, 1, 5), TR_OK);
+    expect_steps("5");
+    save(11, "x", true);
 }
 
 static void test_foreign_entries_stay(void **state)
