@@ -122,7 +122,7 @@ static void remedies_find(const tr_run *run, size_t limit, char *text, size_t te
     tr_config changed = run->cfg; /* shallow: read only, not cleared */
     text[0] = '\0';
     /* Higher ZeRO stages, each alone, in the order of sums that a new run would take unless it is recorded or asked for. */
-    for (int64_t zero = run->cfg.parallel.zero + 1; zero <= 2 && run->mesh.data_size > 1; zero++) {
+    for (int64_t zero = run->cfg.parallel.zero + 1; zero <= 3 && run->mesh.data_size > 1; zero++) {
         char setting[32];
         snprintf(setting, sizeof setting, "parallel.zero=%d", (int)zero);
         changed.parallel.zero = zero;

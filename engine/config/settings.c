@@ -401,9 +401,9 @@ const tr_setting tr_settings[] = {
      LAYOUT,
      AT(parallel, zero),
      .initial = "1",
-     INT(0, 2),
-     .later = "3",
-     .meaning = "what data ranks share out: 0 nothing, 1 masters and moments, 2 gradients too"},
+     INT(0, 3),
+     .meaning = "what data ranks share out: 0 nothing, 1 masters and moments, 2 gradients too, 3 "
+                "weights too"},
     {.name = "parallel.shard_ranks",
      LAYOUT,
      AT(parallel, shard_ranks),

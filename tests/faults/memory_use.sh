@@ -35,11 +35,15 @@ done <<'END'
 4 parallel.zero=2 parallel.shard_ranks=2 train.precision=bf16
 6 parallel.zero=2 parallel.pipeline=2 train.reduction_order=blocks train.reduction_leaves=3
 8 parallel.tensor=2 parallel.pipeline=2 memory.recompute=full train.precision=fp16
+4 parallel.zero=3
+8 parallel.zero=3 parallel.pipeline=2 parallel.shard_ranks=2 model.tied=true train.precision=bf16
 END
 
 # A model large enough to see in the process: its peak minus that of a tiny one is the plan, within 5 % and 64 MiB.
 size='model.hidden=768 model.heads=12 model.kv_heads=12 model.ffn=2048 model.layers=6 train.seq_len=128 train.global_batch=2 train.steps=2 device.threads=1'
-# peak RANKS WORD...: VmHWM of rank 0 in bytes, and the plan's bytes of it, as "PEAK PLAN".
+# kb FIELD FILE: of rank 0's process.
+kb() { sed -n "s/^$1:[[:space:]]*\([0-9]*\) kB/\1/p" "/proc/$(pid_of 0)/$2"; }
+# peak RANKS WORD...: VmHWM of rank 0 in bytes, of memory that ranks share only its part, and the plan's bytes of it, as "PEAK PLAN".
 peak()
 {
     rm -rf "$scratch/peak"
@@ -47,14 +51,14 @@ peak()
     cp "$scratch/out" "$scratch/plan"
     start "$1" train $config "run.dir=$scratch/peak" "${@:2}" train.steps=100000
     await_step peak 2
-    bytes=$(($(sed -n 's/^VmHWM:[[:space:]]*\([0-9]*\) kB/\1/p' "/proc/$(pid_of 0)/status") * 1024))
+    bytes=$((($(kb VmHWM status) - $(kb RssShmem status) + $(kb Pss_Shmem smaps_rollup)) * 1024))
     # shellcheck disable=SC2046
     kill -KILL $(rank_pids)
     await 30
     set -- $(of_rank_0)
     echo "$bytes $1"
 }
-for words in '1' '2 parallel.zero=1' '2 parallel.pipeline=2'; do
+for words in '1' '2 parallel.zero=1' '2 parallel.zero=3' '2 parallel.pipeline=2'; do
     what="peak of the process on $words"
     # shellcheck disable=SC2086
     read -r base_peak base_plan <<<"$(peak $words device.threads=1)"

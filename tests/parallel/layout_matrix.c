@@ -257,7 +257,7 @@ static void covering_run(fx_job *job, int strength)
                                                  [PIPE] = COUNT(pipes),
                                                  [RECOMPUTE] = COUNT(recomputes),
                                                  [ORDER] = COUNT(orders),
-                                                 [ZERO] = 3,
+                                                 [ZERO] = 4,
                                                  [SHARD] = 3,
                                                  [BUCKET] = COUNT(buckets),
                                                  [OVERLAP] = 2,

@@ -70,7 +70,9 @@ static void steps_allocate_nothing(fx_job *job)
         {"l", "parallel.data=6 parallel.inside=mpi parallel.zero=2 parallel.shard_ranks=3 "
               "train.reduction_order=blocks train.global_batch=12"},
         {"l", "parallel.tensor=4 parallel.pipeline=2 parallel.virtual=2 "
-              "parallel.schedule=interleaved memory.recompute=selective parallel.inside=mpi"}};
+              "parallel.schedule=interleaved memory.recompute=selective parallel.inside=mpi"},
+        {"g", "parallel.data=4 parallel.pipeline=2 parallel.zero=3 parallel.inside=mpi "
+              "train.precision=bf16"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fx_run fx;
         tr_metrics metrics;

@@ -141,6 +141,7 @@ static void test_reduction_order(void **state)
     } opens[] = {{"parallel.zero=0", TR_REDUCTION_BLOCKS},
                  {"", TR_REDUCTION_BLOCKS},
                  {"parallel.zero=2", TR_REDUCTION_ROUNDS},
+                 {"parallel.zero=3", TR_REDUCTION_ROUNDS},
                  {"parallel.zero=2 train.reduction_order=blocks", TR_REDUCTION_BLOCKS}};
     for (size_t i = 0; i < sizeof opens / sizeof *opens; i++) {
         resolves(&cfg, opens[i].text, 4);
