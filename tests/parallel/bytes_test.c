@@ -7,6 +7,7 @@
  *     0      2 P          4 P                           12 P
  *     1      2 P          4 P                           12 P/s
  *     2      2 P          4 P/s + 4 of the largest unit 12 P/s
+ *     3      2 P/s        4 P/s + 4 of the largest unit 12 P/s
  *
  * up to what rounding to 64 elements of an interval and 256 bytes of an address adds. An order of sums that the layout does not follow naturally costs whole buffers or
  * shards more. Sent: what the groups count in a step is what the plan prints. */
@@ -89,13 +90,13 @@ static void held_check(fx_job *job, tr_device *device, const char *model)
     model_size size = size_take(job, model);
     double sums = size.elements + size.tied; /* a tied head keeps its own */
     for (int g = 0; g < 7; g++)
-        for (int zero = 0; zero <= 2; zero++) {
+        for (int zero = 0; zero <= 3; zero++) {
             char *layout = tr_format("parallel.data=%d parallel.shard_ranks=%d parallel.zero=%d",
                                      groups[g].data, groups[g].shard, zero);
             char *what = tr_format("%s %s", model, layout);
             held h = held_take(job, device, model, layout);
             double s = zero > 0 ? groups[g].shard : 1;
-            near(job, &size, h.parameters, size.elements, 2, what);
+            near(job, &size, h.parameters, zero < 3 ? size.elements : size.elements / s, 2, what);
             near(job, &size, h.optimizer, size.elements / s, 12, what);
             if (zero < 2)
                 near(job, &size, h.gradients, sums, 4, what);
@@ -226,6 +227,8 @@ int main(int argc, char **argv)
         "parallel.data=2 parallel.pipeline=4 parallel.schedule=zb-h1 parallel.zero=2",
         "parallel.data=4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
         "parallel.zero=2 parallel.shard_ranks=2",
+        "parallel.data=4 parallel.zero=3 parallel.pipeline=2",
+        "parallel.data=4 parallel.zero=3 parallel.shard_ranks=2 memory.recompute=full",
         "parallel.pipeline=4"};
     fx_job job = fx_begin(&argc, &argv);
     tr_device *device;

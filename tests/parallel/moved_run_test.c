@@ -70,7 +70,7 @@ int main(int argc, char **argv)
         "parallel.data=2 parallel.zero=1", "parallel.data=1 parallel.zero=2"};
     static const char *const sharded_mixed[MOVES] = {
         "parallel.data=8 parallel.zero=1",
-        "parallel.data=4 parallel.pipeline=2 parallel.zero=2 memory.recompute=selective",
+        "parallel.data=4 parallel.pipeline=2 parallel.zero=3 memory.recompute=selective",
         "parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved "
         "parallel.zero=2",
         "parallel.data=1 parallel.zero=0 parallel.pipeline=4"};

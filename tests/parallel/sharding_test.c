@@ -37,7 +37,7 @@ static void order_check(fx_job *job, const char *model, const char *order, int d
     char *plain = tr_format("%s %s", math, strstr(more, "tensor") ? more : "");
     fx_outcome expected;
     fx_measure(job, model, plain, STEPS, NULL, &expected);
-    for (int zero = 0; zero <= 2; zero++)
+    for (int zero = 0; zero <= 3; zero++)
         for (int shard_ranks = 1; shard_ranks <= data; shard_ranks++)
             if (data % shard_ranks == 0 && (zero > 0 || shard_ranks == 1))
                 layout_check(job, &expected, model, math, data, zero, shard_ranks, more);
