@@ -229,7 +229,11 @@ int main(int argc, char **argv)
         "parallel.zero=2 parallel.shard_ranks=2",
         "parallel.data=4 parallel.zero=3 parallel.pipeline=2",
         "parallel.data=4 parallel.zero=3 parallel.shard_ranks=2 memory.recompute=full",
-        "parallel.pipeline=4"};
+        "parallel.pipeline=4",
+        "parallel.data=6 parallel.zero=3 parallel.shard_ranks=3",
+        "parallel.data=4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
+        "parallel.zero=3 parallel.shard_ranks=2",
+        "parallel.data=2 parallel.pipeline=4 parallel.zero=3 memory.recompute=full"};
     fx_job job = fx_begin(&argc, &argv);
     tr_device *device;
     fx_need(&job, tr_cpu_device_create(&device, 1));
