@@ -85,7 +85,7 @@ tr_status tr_job_end(tr_job *job, tr_status status)
 void tr_job_abort(tr_job *job, tr_status status)
 {
     /* Waits are each rank's own story, and end on all ranks at about the same time; everything else may be a lower rank's to tell. */
-    double delay = job->rank > 0 ? 0.3 + 0.1 * job->rank : 0;
+    double delay = job->rank > 0 ? 1.0 + 0.1 * job->rank : 0;
     if (status == TR_ERR_TIMEOUT) {
         tr_log_warning("%s", tr_error_message());
         delay += 1.0;
