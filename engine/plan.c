@@ -161,7 +161,8 @@ tr_status tr_plan_pipeline_count(const tr_config *cfg, tr_plan_pipeline *plan)
     double *busy = TR_NEW_ARRAY(double, (size_t)num_stages);
     for (int c = 0; c < num_chunks; c++) {
         plan->chunk_flops[c] = pipe.flops[c];
-        plan->peak_live[c] = pipe.schedule->num_slots[c];
+        plan->peak_live[c] = tr_schedule_live_peak(
+            pipe.schedule, tr_chunk_stage(pipe.schedule->placement, num_stages, c), c);
     }
     tr_schedule_times times = {.busy = busy};
     tr_status status = tr_schedule_simulate(pipe.schedule, &pipe.costs, &times);

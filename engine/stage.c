@@ -14,19 +14,67 @@ static void *stream_alloc(const tr_stage *stage, tr_mem_category category)
     return tr_arena_alloc(&stage->arenas[category], (size_t)(model->S * model->H) * model->item);
 }
 
-static void slot_init(tr_stage *stage, const tr_chunk *chunk, tr_slot *slot)
+/* The most layers that each slot of a schedule holds. */
+static void slots_measure(tr_stage *stage, const tr_schedule *schedule)
+{
+    const tr_action_list *list = &schedule->ranks[stage->mesh.pipeline];
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        int num_layers = (int)stage->cfg->derived.chunk_layers[action->chunk];
+        tr_slot *slot = &stage->slots[action->slot];
+        if (action->kind == TR_ACTION_FORWARD && num_layers > slot->num_layers)
+            slot->num_layers = num_layers;
+    }
+}
+
+static void slots_init(tr_stage *stage)
 {
     tr_arena *arena = &stage->arenas[TR_MEM_ACTIVATIONS];
-    slot->x = TR_NEW_ARRAY(void *, (size_t)chunk->num_layers + 1);
-    slot->blocks = TR_NEW_ARRAY(tr_block_saved, (size_t)chunk->num_layers + 1);
-    for (int l = 0; l < chunk->num_layers; l++) {
-        slot->x[l] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
-        tr_block_saved_init(&stage->model, &slot->blocks[l], arena);
+    int train = stage->schedule->num_slots[stage->mesh.pipeline];
+    int evaluation = stage->evaluation->num_slots[stage->mesh.pipeline];
+    stage->num_slots = train > evaluation ? train : evaluation;
+    stage->slots = TR_NEW_ARRAY(tr_slot, (size_t)stage->num_slots);
+    slots_measure(stage, stage->schedule);
+    slots_measure(stage, stage->evaluation);
+    for (int s = 0; s < stage->num_slots; s++) {
+        tr_slot *slot = &stage->slots[s];
+        slot->x = TR_NEW_ARRAY(void *, (size_t)slot->num_layers);
+        slot->blocks = TR_NEW_ARRAY(tr_block_saved, (size_t)slot->num_layers);
+        for (int l = 0; l < slot->num_layers; l++) {
+            slot->x[l] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
+            tr_block_saved_init(&stage->model, &slot->blocks[l], arena);
+        }
     }
-    if (!chunk->last)
-        return;
-    slot->x[chunk->num_layers] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
-    tr_head_saved_init(&stage->model, &slot->head, arena);
+}
+
+/* Gives each microbatch the lowest free set of what the head keeps, from its forward to its weight gradient. */
+static void heads_init(tr_stage *stage, const tr_chunk *last)
+{
+    const tr_action_list *list = &stage->schedule->ranks[stage->mesh.pipeline];
+    int num_microbatches = stage->schedule->num_microbatches;
+    bool *taken = TR_NEW_ARRAY(bool, (size_t)num_microbatches);
+    stage->head_of = TR_NEW_ARRAY(int, (size_t)num_microbatches);
+    for (int i = 0; i < list->num_actions; i++) {
+        const tr_action *action = &list->actions[i];
+        int *set = &stage->head_of[action->microbatch];
+        if (action->chunk != last->number)
+            continue;
+        if (action->kind == TR_ACTION_FORWARD) {
+            while (taken[*set])
+                ++*set;
+            taken[*set] = true;
+            stage->num_heads = *set + 1 > stage->num_heads ? *set + 1 : stage->num_heads;
+        } else if (action->kind == TR_ACTION_WEIGHT) {
+            taken[*set] = false;
+        }
+    }
+    tr_free(taken);
+    stage->heads = TR_NEW_ARRAY(tr_head_slot, (size_t)stage->num_heads);
+    for (int h = 0; h < stage->num_heads; h++) {
+        stage->heads[h].x = stream_alloc(stage, TR_MEM_ACTIVATIONS);
+        tr_head_saved_init(&stage->model, &stage->heads[h].saved,
+                           &stage->arenas[TR_MEM_ACTIVATIONS]);
+    }
 }
 
 static void pending_init(tr_stage *stage, const tr_chunk *chunk, tr_pending *pending)
@@ -81,12 +129,8 @@ static void chunks_init(tr_stage *stage)
         chunk->num_layers = (int)cfg->derived.chunk_layers[chunk->number];
         chunk->first = chunk->number == 0;
         chunk->last = chunk->number == num_global - 1;
-        int train_slots = stage->schedule->num_slots[chunk->number];
-        int eval_slots = stage->evaluation->num_slots[chunk->number];
-        chunk->num_slots = train_slots > eval_slots ? train_slots : eval_slots;
-        chunk->slots = TR_NEW_ARRAY(tr_slot, (size_t)chunk->num_slots);
-        for (int s = 0; s < chunk->num_slots; s++)
-            slot_init(stage, chunk, &chunk->slots[s]);
+        if (chunk->last)
+            heads_init(stage, chunk);
         pending_assign(stage, chunk);
         chunk->pending = TR_NEW_ARRAY(tr_pending, (size_t)chunk->num_pending + 1);
         for (int s = 0; s < chunk->num_pending; s++)
@@ -190,6 +234,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
                       &arenas[TR_MEM_WORKSPACE]);
     for (int i = 0; i < 2; i++)
         stage->stream[i] = stream_alloc(stage, TR_MEM_ACTIVATIONS);
+    slots_init(stage);
     chunks_init(stage);
     transfers_init(stage);
     workspace_init(stage);
@@ -199,15 +244,10 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
 
 static void chunk_clear(tr_chunk *chunk)
 {
-    for (int s = 0; s < chunk->num_slots; s++) {
-        tr_free(chunk->slots[s].x);
-        tr_free(chunk->slots[s].blocks);
-    }
     for (int s = 0; s < chunk->num_pending; s++) {
         tr_free(chunk->pending[s].dx);
         tr_free(chunk->pending[s].blocks);
     }
-    tr_free(chunk->slots);
     tr_free(chunk->pending_of);
     tr_free(chunk->pending);
 }
@@ -219,6 +259,13 @@ void tr_stage_clear(tr_stage *stage)
     for (int c = 0; stage->chunks != NULL && c < stage->num_chunks; c++)
         chunk_clear(&stage->chunks[c]);
     tr_free(stage->chunks);
+    for (int s = 0; s < stage->num_slots; s++) {
+        tr_free(stage->slots[s].x);
+        tr_free(stage->slots[s].blocks);
+    }
+    tr_free(stage->slots);
+    tr_free(stage->heads);
+    tr_free(stage->head_of);
     tr_gradients_clear(&stage->gradients);
     tr_weights_clear(&stage->weights);
     tr_model_clear(&stage->model);

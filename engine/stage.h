@@ -1,7 +1,7 @@
 /* One rank's share of the model: its chunks of layers with weights, activations and gradients, as stage functions of the pipeline executor.
  *
- * Built twice by the same code (DESIGN section 6): on counting arenas, where it is the byte plan, and on real ones. Activation slots per chunk are as many as the
- * schedule's peak of live microbatches. One thread. */
+ * Built twice by the same code (DESIGN section 6): on counting arenas, where it is the byte plan, and on real ones. Activation slots are as many as the
+ * schedule's peak of live activations; the chunks of a rank share them. One thread. */
 #ifndef TR_ENGINE_STAGE_H
 #define TR_ENGINE_STAGE_H
 
@@ -11,11 +11,18 @@
 #include "engine/weights.h"
 #include "parallel/pipeline_exec.h"
 
+/* Activations of one microbatch in any chunk of the rank. */
 typedef struct tr_slot {
-    void **x; /* [layers + 1] block inputs [S,H]; the last one only where the head follows */
-    tr_block_saved *blocks; /* [layers] */
-    tr_head_saved head;     /* last chunk */
+    int num_layers;         /* the most of the chunks that use it */
+    void **x;               /* [num_layers] block inputs [S,H] */
+    tr_block_saved *blocks; /* [num_layers] */
 } tr_slot;
+
+/* What one microbatch keeps of the head. */
+typedef struct tr_head_slot {
+    void *x; /* input [S,H] */
+    tr_head_saved saved;
+} tr_head_slot;
 
 /* What the input gradients of one microbatch leave for weight gradients that come later. */
 typedef struct tr_pending {
@@ -29,8 +36,6 @@ typedef struct tr_chunk {
     int number; /* global */
     int first_layer, num_layers;
     bool first, last; /* of the model: embedding, head */
-    int num_slots;
-    tr_slot *slots;
     int *pending_of; /* [M of this rank] a microbatch's set; -1 where both gradients are one call */
     int num_pending; /* as many as the schedule's peak of microbatches between their input and weight gradients */
     tr_pending *pending;
@@ -50,6 +55,10 @@ typedef struct tr_stage {
     float *master, *m, *v; /* local.num_state each; m and v NULL under sgd */
     int num_chunks;
     tr_chunk *chunks;
+    int num_slots, num_heads;
+    tr_slot *slots;
+    tr_head_slot *heads; /* of the last chunk */
+    int *head_of;    /* [M of this rank] a microbatch's in training; evaluation uses the first */
     void *stream[2]; /* [S,H] gradient of the stream inside a chunk, in turn */
     tr_schedule *schedule, *evaluation;
     void *send_memory, *recv_memory;

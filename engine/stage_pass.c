@@ -9,7 +9,13 @@ static tr_chunk *chunk_of(const tr_stage *stage, int number)
 static void *stage_input(void *context, int chunk, int slot)
 {
     const tr_stage *stage = context;
-    return chunk_of(stage, chunk)->slots[slot].x[0];
+    (void)chunk;
+    return stage->slots[slot].x[0];
+}
+
+static tr_head_slot *head_of(const tr_stage *stage, int microbatch)
+{
+    return &stage->heads[stage->model.training ? stage->head_of[microbatch] : 0];
 }
 
 /* After a unit (the embedding, a layer, the head): its place in the trace, and what was posted is moved on. */
@@ -26,7 +32,8 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
     tr_stage *stage = context;
     tr_model *model = &stage->model;
     const tr_chunk *chunk = chunk_of(stage, number);
-    tr_slot *slot = &chunk->slots[slot_number];
+    tr_slot *slot = &stage->slots[slot_number];
+    tr_head_slot *head = chunk->last ? head_of(stage, microbatch) : NULL;
     const tr_microbatch *batch = &stage->microbatches[microbatch];
     double begin;
     if (chunk->first) {
@@ -36,18 +43,18 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
         TR_TRY(unit_done(stage, "embedding", -1, begin));
     }
     for (int l = 0; l < chunk->num_layers; l++) {
-        bool leaves = l == chunk->num_layers - 1 && !chunk->last;
+        void *end = chunk->last ? head->x : output;
         TR_TRY(tr_weights_acquire(&stage->weights, chunk->first_layer + l));
         begin = tr_trace_now(&stage->trace);
         TR_TRY(tr_block_forward(model, chunk->first_layer + l, batch, &slot->blocks[l], slot->x[l],
-                                leaves ? output : slot->x[l + 1]));
+                                l == chunk->num_layers - 1 ? end : slot->x[l + 1]));
         TR_TRY(unit_done(stage, "layer", chunk->first_layer + l, begin));
     }
     if (!chunk->last)
         return TR_OK;
     TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_HEAD));
     begin = tr_trace_now(&stage->trace);
-    TR_TRY(tr_head_forward(model, batch, &slot->head, slot->x[chunk->num_layers], &stage->loss));
+    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, &stage->loss));
     return unit_done(stage, "head", -1, begin);
 }
 
@@ -111,9 +118,10 @@ static tr_status backward_top(const backward_pass *pass, const void **dy)
     if (chunk->last) {
         TR_TRY(weights_read(stage, TR_UNIT_HEAD));
         double begin = tr_trace_now(&stage->trace);
-        TR_TRY(tr_head_backward(model, &stage->microbatches[pass->microbatch], &pass->slot->head,
-                                pass->pending != NULL ? &pass->pending->head : NULL,
-                                pass->slot->x[chunk->num_layers], stage->grad_scale, dx));
+        tr_head_slot *head = head_of(stage, pass->microbatch);
+        TR_TRY(tr_head_backward(model, &stage->microbatches[pass->microbatch], &head->saved,
+                                pass->pending != NULL ? &pass->pending->head : NULL, head->x,
+                                stage->grad_scale, dx));
         return unit_done(stage, "head", -1, begin);
     }
     if (pass->pending == NULL)
@@ -165,7 +173,7 @@ static backward_pass backward_make(tr_stage *stage, int number, int microbatch, 
                            .chunk = chunk,
                            .local_chunk = (int)(chunk - stage->chunks),
                            .microbatch = microbatch,
-                           .slot = &chunk->slots[slot]};
+                           .slot = &stage->slots[slot]};
 }
 
 static tr_status stage_backward(void *context, int number, int microbatch, int slot,

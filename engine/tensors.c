@@ -171,8 +171,7 @@ static tr_status rows_share(tr_run *run, int64_t first, int64_t count, float *va
             break;
         if (root == run->mesh.rank)
             for (int64_t r = 0; r < count; r++)
-                row_widen(model, run->stage.chunks[run->stage.num_chunks - 1].slots[0].head.logits,
-                          first + r, part + r * valid);
+                row_widen(model, run->stage.heads[0].saved.logits, first + r, part + r * valid);
         if (run->all != NULL)
             status =
                 tr_group_broadcast(run->all, root, part, (size_t)(count * valid) * sizeof(float));

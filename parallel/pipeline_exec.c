@@ -29,15 +29,14 @@ struct tr_pipeline_exec {
     tr_group *group;
     size_t transfer_bytes;
     tr_stage_functions functions;
-    int stage, num_stages, num_virtual;
+    int stage, num_stages;
     bool keeps_activations; /* false in evaluation: a forward leaves nothing behind */
     step *steps;
     int num_steps;
     tr_event *send_events; /* one for each send buffer */
     int num_send_events;
     tr_event *recv_events; /* one for each receive of the list */
-    int *live;             /* [num_virtual] forward activations of each local chunk */
-    int peak_live;
+    int live, peak_live;   /* forward activations */
     double wait_seconds;
     tr_trace_ring *trace; /* or NULL */
 };
@@ -107,11 +106,22 @@ static pair *find_pairs(tr_pipeline_exec *exec, const tr_schedule *schedule,
     return pairs;
 }
 
-/* The step of one action; `of` is its chunk's and microbatch's, `before` the step in front of it
- * (receives within a rank follow their send). */
-static step make_step(tr_pipeline_exec *exec, const tr_schedule *schedule, const tr_action *action,
-                      const pair *of, const step *before, const buffers *memory)
+/* Where a receive within a rank copies from: the buffer that its send names. */
+static const void *copy_source(const tr_schedule *schedule, const tr_action *recv,
+                               const pair *pairs, const buffers *memory)
 {
+    tr_action send = *recv;
+    send.chunk = tr_action_peer_chunk(recv);
+    const pair *of = &pairs[tr_schedule_local_index(schedule, &send)];
+    int buffer = recv->kind == TR_ACTION_RECV_FORWARD ? of->send_buffer : of->send_back_buffer;
+    return buffer_at(memory->send, memory->stride, buffer);
+}
+
+/* The step of one action. */
+static step make_step(tr_pipeline_exec *exec, const tr_schedule *schedule, const tr_action *action,
+                      const pair *pairs, const buffers *memory)
+{
+    const pair *of = &pairs[tr_schedule_local_index(schedule, action)];
     step made = {.action = *action};
     int result = -1;
     switch (action->kind) {
@@ -142,7 +152,7 @@ static step make_step(tr_pipeline_exec *exec, const tr_schedule *schedule, const
     if (tr_action_is_send(action->kind) || tr_action_is_recv(action->kind))
         made.peer = tr_schedule_stage(schedule, tr_action_peer_chunk(action));
     if (tr_action_is_recv(action->kind) && made.peer == exec->stage)
-        made.source = before->buffer;
+        made.source = copy_source(schedule, action, pairs, memory);
     if (result >= 0) {
         made.buffer = buffer_at(memory->send, memory->stride, result);
         made.reuse = &exec->send_events[result];
@@ -157,13 +167,11 @@ static void make_steps(tr_pipeline_exec *exec, const tr_schedule *schedule,
     pair *pairs = find_pairs(exec, schedule, list, memory);
     for (int i = 0; i < list->num_actions; i++) {
         const tr_action *action = &list->actions[i];
-        const pair *of = &pairs[tr_schedule_local_index(schedule, action)];
-        step *before = exec->num_steps > 0 ? &exec->steps[exec->num_steps - 1] : NULL;
         if (i > 0 && tr_schedule_is_pair(list, i - 1)) {
-            before->with_weight = true;
+            exec->steps[exec->num_steps - 1].with_weight = true;
             continue;
         }
-        exec->steps[exec->num_steps++] = make_step(exec, schedule, action, of, before, memory);
+        exec->steps[exec->num_steps++] = make_step(exec, schedule, action, pairs, memory);
     }
     for (int i = 0; i < exec->num_steps; i++)
         TR_ASSERT(exec->steps[i].action.kind != TR_ACTION_WEIGHT ||
@@ -196,13 +204,11 @@ tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *sc
     made->functions = *functions;
     made->stage = stage;
     made->num_stages = schedule->num_stages;
-    made->num_virtual = schedule->num_virtual;
     made->keeps_activations = schedule->trains;
     made->num_send_events = schedule->num_send_buffers[stage];
     made->steps = TR_NEW_ARRAY(step, list->num_actions);
     made->send_events = TR_NEW_ARRAY(tr_event, made->num_send_events + 1);
     made->recv_events = TR_NEW_ARRAY(tr_event, num_receives + 1);
-    made->live = TR_NEW_ARRAY(int, schedule->num_virtual);
     make_steps(made, schedule, list, &memory);
     *exec = made;
     return TR_OK;
@@ -212,7 +218,6 @@ void tr_pipeline_exec_destroy(tr_pipeline_exec *exec)
 {
     if (exec == NULL)
         return;
-    tr_free(exec->live);
     tr_free(exec->recv_events);
     tr_free(exec->send_events);
     tr_free(exec->steps);
@@ -278,16 +283,15 @@ static tr_status call_stage(tr_pipeline_exec *exec, const step *one)
 static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
 {
     const tr_action *action = &one->action;
-    int *live = &exec->live[tr_chunk_local(exec->num_stages, action->chunk)];
     TR_TRY(wait_for(exec, one->event));
     TR_TRY(wait_for(exec, one->reuse));
     double begin = tr_trace_now(exec->trace);
-    if (action->kind == TR_ACTION_FORWARD && ++*live > exec->peak_live)
-        exec->peak_live = *live;
+    if (action->kind == TR_ACTION_FORWARD && ++exec->live > exec->peak_live)
+        exec->peak_live = exec->live;
     TR_TRY(call_stage(exec, one));
     action_trace(exec, action, begin);
     if (!exec->keeps_activations || action->kind == TR_ACTION_WEIGHT || one->with_weight)
-        --*live;
+        exec->live--;
     return exec->group != NULL ? tr_group_progress(exec->group) : TR_OK;
 }
 
@@ -295,8 +299,7 @@ tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec)
 {
     TR_ASSERT(exec->num_stages == 1 || exec->group != NULL);
     exec->wait_seconds = 0;
-    exec->peak_live = 0;
-    memset(exec->live, 0, sizeof *exec->live * (size_t)exec->num_virtual);
+    exec->live = exec->peak_live = 0;
     for (int i = 0; i < exec->num_steps; i++) {
         const step *one = &exec->steps[i];
         if (tr_action_is_recv(one->action.kind))

@@ -131,11 +131,13 @@ int tr_schedule_live_limit(tr_schedule_kind kind, int num_stages, int num_virtua
     return 0;
 }
 
-int tr_schedule_live_peak(const tr_schedule *schedule, int stage)
+int tr_schedule_live_peak(const tr_schedule *schedule, int stage, int chunk)
 {
     const tr_action_list *list = &schedule->ranks[stage];
     int live = 0, peak = 0;
     for (int i = 0; i < list->num_actions; i++) {
+        if (chunk >= 0 && list->actions[i].chunk != chunk)
+            continue;
         live += list->actions[i].kind == TR_ACTION_FORWARD;
         peak = live > peak ? live : peak;
         live -= list->actions[i].kind == (schedule->trains ? TR_ACTION_WEIGHT : TR_ACTION_FORWARD);
@@ -155,7 +157,7 @@ tr_schedule *tr_schedule_new(tr_schedule_kind kind, int num_stages, int num_virt
     made->num_virtual = num_virtual;
     made->num_microbatches = num_microbatches;
     made->ranks = TR_NEW_ARRAY(tr_action_list, num_stages);
-    made->num_slots = TR_NEW_ARRAY(int, num_stages *num_virtual);
+    made->num_slots = TR_NEW_ARRAY(int, num_stages);
     made->num_send_buffers = TR_NEW_ARRAY(int, num_stages);
     made->num_grad_buffers = TR_NEW_ARRAY(int, num_stages);
     return made;

@@ -8,8 +8,8 @@
  * gradient, and the four transfers; a transfer stands where it is posted, and the action that needs
  * it waits for it. A channel is an ordered pair of ranks: on two ranks with virtual chunks, and
  * wherever chunks go up and down, it carries activations and gradients, in one order. Where both
- * chunks of a transfer live on one rank (one stage; the turn of a V), the receive directly follows
- * the send and is a copy. Microbatches are numbered 0 ... num_microbatches-1 of one data rank.
+ * chunks of a transfer live on one rank (one stage; the turn of a V), the receive is a copy out of
+ * the send buffer. Microbatches are numbered 0 ... num_microbatches-1 of one data rank.
  * Weight gradients of a chunk run in microbatch order on every schedule. Pure: no ranks, no memory
  * but tr_alloc. */
 #ifndef TR_PARALLEL_SCHEDULE_H
@@ -35,8 +35,8 @@ typedef struct tr_action {
     tr_action_kind kind;
     int chunk; /* global chunk number */
     int microbatch;
-    /* Activation slot of this chunk on this rank (0 ... num_slots-1), the same for all actions of
-     * one (chunk, microbatch); taken by RECV_FORWARD (chunk 0: by F), free again after W
+    /* Activation slot of this rank (0 ... num_slots-1), shared by its chunks, the same for all
+     * actions of one (chunk, microbatch); taken by RECV_FORWARD (chunk 0: by F), free again after W
      * (evaluation: after F). */
     int slot;
     /* SEND_*: the rank's send buffer, written by the F or B of this (chunk, microbatch), which
@@ -91,8 +91,8 @@ typedef struct tr_schedule {
     bool splits; /* the gradient that a B makes is sent before its W, even where that comes next */
     int num_stages, num_virtual, num_microbatches;
     tr_action_list *ranks; /* [num_stages] */
-    int *num_slots; /* [num_stages * num_virtual]: peak of live activations of each global chunk */
-    int *num_send_buffers, *num_grad_buffers; /* [num_stages]: what `buffer` counts in */
+    /* [num_stages]: what `slot` and `buffer` count in. */
+    int *num_slots, *num_send_buffers, *num_grad_buffers;
 } tr_schedule;
 
 /* Makes, slots and checks the schedule. TR_ERR_SETTINGS with the allowed values when the kind
@@ -115,8 +115,8 @@ tr_status tr_schedule_supported(tr_schedule_kind kind, int num_stages, int num_v
  * (tr_schedule_group_most); evaluation 1 a chunk; listed v M. */
 int tr_schedule_live_limit(tr_schedule_kind kind, int num_stages, int num_virtual,
                            int num_microbatches, int stage);
-/* The most that the lists keep, counted. */
-int tr_schedule_live_peak(const tr_schedule *schedule, int stage);
+/* The most that the lists keep, counted; of one chunk, or of all chunks of the stage (-1). */
+int tr_schedule_live_peak(const tr_schedule *schedule, int stage, int chunk);
 /* The most microbatches that interleaved runs through one chunk before the next: num_stages where
  * that divides the number, else the next size into which the microbatches go evenly. */
 int tr_schedule_group_most(int num_stages, int num_microbatches);

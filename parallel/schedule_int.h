@@ -87,6 +87,8 @@ tr_status tr_schedule_check_compute(const tr_schedule *schedule);
 /* Replaces the compute lists by full lists, and sets num_slots, num_send_buffers and
  * num_grad_buffers. */
 void tr_schedule_place(tr_schedule *schedule);
+/* The second half of it: numbers slots and buffers of full lists. */
+void tr_schedule_number(tr_schedule *schedule);
 
 /* Runs all lists against each other, every action as early as the channel model allows. The lists
  * must pass the checks of single ranks and channels (schedule_check.c). costs may be NULL (all

@@ -31,14 +31,14 @@ typedef struct replay {
     int num_pairs;      /* chunks x microbatches */
     int *send_buffers;  /* [2 * num_pairs] */
     double *done_times; /* [2 * num_pairs], -1 until complete */
-    channel *channels;  /* [num_stages, CHANNELS] */
+    channel *channels;  /* [num_stages, CHANNELS], those between ranks */
     runner *runners;    /* [num_stages] */
 } replay;
 
 enum { NO_TRANSFER = -1 };
 
-/* Channels out of a rank: to itself, to the next rank, to the previous one. */
-enum { TO_SELF, TO_NEXT, TO_PREVIOUS, CHANNELS };
+/* Channels out of a rank. */
+enum { TO_NEXT, TO_PREVIOUS, CHANNELS };
 
 static int transfer_of(const replay *run, int sender_chunk, int microbatch, bool forward)
 {
@@ -58,9 +58,7 @@ static channel *channel_of(const replay *run, const tr_action *transfer)
     bool sends = tr_action_is_send(transfer->kind);
     int from = tr_schedule_stage(schedule, sends ? transfer->chunk : peer);
     int to = tr_schedule_stage(schedule, sends ? peer : transfer->chunk);
-    int which = to == from                                ? TO_SELF
-                : to == (from + 1) % schedule->num_stages ? TO_NEXT
-                                                          : TO_PREVIOUS;
+    int which = to == (from + 1) % schedule->num_stages ? TO_NEXT : TO_PREVIOUS;
     return &run->channels[CHANNELS * from + which];
 }
 
@@ -82,7 +80,8 @@ static replay *replay_create(const tr_schedule *schedule, const tr_schedule_cost
             const tr_action *action = &list->actions[i];
             if (!tr_action_is_send(action->kind))
                 continue;
-            channel_of(run, action)->num_sent++;
+            if (!tr_schedule_stays(schedule, action))
+                channel_of(run, action)->num_sent++;
             run->send_buffers[transfer_of(run, action->chunk, action->microbatch,
                                           is_forward(action->kind))] = action->buffer;
         }
@@ -123,22 +122,27 @@ static double later(double a, double b)
 }
 
 /* Posts a send or receive; a pair is complete one transfer time after both are posted and the pair
- * before it is complete. */
+ * before it is complete. Within a rank the receive is a copy, done at once. */
 static void post(replay *run, runner *rank, const tr_action *action)
 {
-    channel *on = channel_of(run, action);
-    if (tr_action_is_send(action->kind)) {
-        int transfer = transfer_of(run, action->chunk, action->microbatch,
-                                   action->kind == TR_ACTION_SEND_FORWARD);
+    bool sends = tr_action_is_send(action->kind);
+    int transfer = transfer_of(run, sends ? action->chunk : tr_action_peer_chunk(action),
+                               action->microbatch, is_forward(action->kind));
+    if (sends)
         rank->last_sends[action->buffer] = transfer;
+    if (tr_schedule_stays(run->schedule, action)) {
+        if (!sends)
+            run->done_times[transfer] = rank->clock;
+        return;
+    }
+    channel *on = channel_of(run, action);
+    if (sends) {
         on->transfers[on->num_sent] = transfer;
         on->send_times[on->num_sent++] = rank->clock;
     } else {
         on->recv_times[on->num_received++] = rank->clock;
     }
-    /* Between chunks of one rank nothing is sent. */
-    bool stays = tr_schedule_stays(run->schedule, action);
-    double cost = run->costs != NULL && !stays ? run->costs->transfer : 0;
+    double cost = run->costs != NULL ? run->costs->transfer : 0;
     while (on->num_done < on->num_sent && on->num_done < on->num_received) {
         int i = on->num_done++;
         double start = later(later(on->send_times[i], on->recv_times[i]), on->done_time);

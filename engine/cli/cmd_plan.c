@@ -84,7 +84,7 @@ static tr_status listed_print(const tr_schedule *schedule, const char *path, con
                schedule->trains ? "training" : "forward only");
         for (int s = 0; s < num_stages; s++)
             printf("stage %d: at most %d activations of a chunk live\n", s,
-                   tr_schedule_live_peak(schedule, s));
+                   tr_schedule_live_peak(schedule, s, -1));
         printf("idle share %.2f %% with equal chunks and equal F, B and W\n",
                100 * times.idle_share);
     }

@@ -214,6 +214,8 @@ static void pipeline_settings(fx_job *job)
                   job, "parallel.pipeline=2 parallel.schedule=gpipe parallel.virtual=2"),
               interleaved = footprint_take(
                   job, "parallel.pipeline=2 parallel.schedule=interleaved parallel.virtual=2"),
+              zb_h1 = footprint_take(job, "parallel.pipeline=2 parallel.schedule=zb-h1"),
+              zb_v = footprint_take(job, "parallel.pipeline=2 parallel.schedule=zb-v"),
               uneven = footprint_take(job, "parallel.pipeline=2 parallel.stages=1,3");
     /* Rank 0 now sends two chunks forward and one backward. */
     expect(job, chunks.pipeline.bytes == 3 * gpipe.pipeline.bytes, "virtual: bytes",
@@ -222,6 +224,11 @@ static void pipeline_settings(fx_job *job)
            interleaved.pipeline.bytes, chunks.pipeline.bytes);
     expect(job, plain.in_flight == 2 && gpipe.in_flight == 8, "schedule: in flight",
            plain.in_flight, gpipe.in_flight);
+    /* The last stage keeps as much as the first; in a V each sends one chunk up and one down. */
+    fx_check(job, job->rank != 1 || (plain.in_flight == 1 && zb_h1.in_flight == 2),
+             "zb-h1: %g and %g in flight", zb_h1.in_flight, plain.in_flight);
+    expect(job, zb_v.pipeline.bytes == 2 * gpipe.pipeline.bytes && zb_v.in_flight == 4,
+           "zb-v: bytes, in flight", zb_v.pipeline.bytes, zb_v.in_flight);
     expect(job, interleaved.in_flight < chunks.in_flight, "interleaved: in flight",
            interleaved.in_flight, chunks.in_flight);
     expect(job, plain.memory[TR_MEM_ACTIVATIONS] < gpipe.memory[TR_MEM_ACTIVATIONS],

@@ -17,7 +17,14 @@
 #include "parallel/pipeline_exec.h"
 #include "parallel/world.h"
 
-enum { WORDS = 601, MAX_MICROBATCHES = 9, MAX_CHUNKS = 12, SEND_BUFFERS = 8, LIMIT_S = 60 };
+enum { MAX_MICROBATCHES = 9 };
+enum {
+    WORDS = 601,
+    MAX_CHUNKS = 12,
+    MAX_SLOTS = 3 * MAX_MICROBATCHES,
+    SEND_BUFFERS = 8,
+    LIMIT_S = 60
+};
 
 static int num_stages, stage;
 static uint64_t random_state;
@@ -87,14 +94,14 @@ static uint64_t first_word(int microbatch, int i)
 
 typedef struct toy {
     const tr_schedule *schedule;
-    int delay_us;                             /* longest random sleep of a call */
-    int fails_at;                             /* microbatch whose forward fails, -1 for none */
-    uint64_t *inputs[MAX_CHUNKS];             /* [num_slots, WORDS] */
-    int owners[MAX_CHUNKS][MAX_MICROBATCHES]; /* [slot] microbatch, -1 for none */
-    uint64_t *grads[MAX_CHUNKS]; /* [num_slots, WORDS] between the halves of backward */
-    bool halved[MAX_CHUNKS][MAX_MICROBATCHES]; /* [slot] the first half is done, not the second */
-    int num_halves;                            /* weight gradients that were calls of their own */
-    uint64_t outputs[MAX_MICROBATCHES];        /* last chunk: hash of its output */
+    int delay_us;                       /* longest random sleep of a call */
+    int fails_at;                       /* microbatch whose forward fails, -1 for none */
+    uint64_t *inputs;                   /* [num_slots, WORDS] */
+    int owners[MAX_SLOTS];              /* pair_of, -1 for none */
+    uint64_t *grads;                    /* [num_slots, WORDS] between the halves of backward */
+    bool halved[MAX_SLOTS];             /* the first half is done, not the second */
+    int num_halves;                     /* weight gradients that were calls of their own */
+    uint64_t outputs[MAX_MICROBATCHES]; /* last chunk: hash of its output */
     uint64_t weights[MAX_CHUNKS];
 } toy;
 
@@ -105,11 +112,17 @@ static void sleep_at_random(const toy *model)
         tr_clock_sleep(1e-6 * (double)((random_state >> 33) % (uint64_t)model->delay_us));
 }
 
+static int pair_of(int chunk, int microbatch)
+{
+    return chunk * MAX_MICROBATCHES + microbatch;
+}
+
 static void *toy_input(void *context, int chunk, int slot)
 {
     const toy *model = context;
-    check(slot < model->schedule->num_slots[chunk], "slot out of range");
-    return model->inputs[chunk] + (size_t)slot * WORDS;
+    check(slot < model->schedule->num_slots[stage], "slot out of range");
+    (void)chunk;
+    return model->inputs + (size_t)slot * WORDS;
 }
 
 static tr_status toy_forward(void *context, int chunk, int microbatch, int slot, void *output)
@@ -119,10 +132,10 @@ static tr_status toy_forward(void *context, int chunk, int microbatch, int slot,
     bool is_last = chunk == num_stages * model->schedule->num_virtual - 1;
     if (microbatch == model->fails_at)
         return tr_fail(TR_ERR_NUMERICS, "asked to fail");
-    check(model->owners[chunk][slot] == -1, "a forward into a slot that is live");
+    check(model->owners[slot] == -1, "a forward into a slot that is live");
     check(is_last == (output == NULL), "only the last chunk has no output");
     if (model->schedule->trains)
-        model->owners[chunk][slot] = microbatch;
+        model->owners[slot] = pair_of(chunk, microbatch);
     if (chunk == 0)
         for (int i = 0; i < WORDS; i++)
             input[i] = first_word(microbatch, i);
@@ -142,14 +155,15 @@ static void backward_first_half(toy *model, int chunk, int microbatch, int slot,
 {
     const uint64_t *input = toy_input(model, chunk, slot);
     bool is_last = chunk == num_stages * model->schedule->num_virtual - 1;
-    check(model->owners[chunk][slot] == microbatch, "a backward from a slot of another microbatch");
-    check(!model->halved[chunk][slot], "an input gradient twice");
+    check(model->owners[slot] == pair_of(chunk, microbatch),
+          "a backward from a slot of another microbatch");
+    check(!model->halved[slot], "an input gradient twice");
     check(is_last == (grad == NULL), "only the last chunk gets no gradient");
     check((chunk == 0) == (grad_in == NULL), "only the first chunk sends no gradient");
     sleep_at_random(model);
     for (int i = 0; i < WORDS; i++) {
         uint64_t word = is_last ? 0 : grad[i];
-        model->grads[chunk][(size_t)slot * WORDS + (size_t)i] = word;
+        model->grads[(size_t)slot * WORDS + (size_t)i] = word;
         if (chunk > 0)
             grad_in[i] = backward_word(input[i], word, chunk);
     }
@@ -158,12 +172,12 @@ static void backward_first_half(toy *model, int chunk, int microbatch, int slot,
 static void backward_second_half(toy *model, int chunk, int microbatch, int slot)
 {
     const uint64_t *input = toy_input(model, chunk, slot);
-    check(model->owners[chunk][slot] == microbatch, "a weight gradient of another microbatch");
-    model->owners[chunk][slot] = -1;
+    check(model->owners[slot] == pair_of(chunk, microbatch),
+          "a weight gradient of another microbatch");
+    model->owners[slot] = -1;
     for (int i = 0; i < WORDS; i++)
-        model->weights[chunk] =
-            tr_hash_mix(model->weights[chunk],
-                        input[i] + model->grads[chunk][(size_t)slot * WORDS + (size_t)i]);
+        model->weights[chunk] = tr_hash_mix(
+            model->weights[chunk], input[i] + model->grads[(size_t)slot * WORDS + (size_t)i]);
 }
 
 static tr_status toy_backward(void *context, int chunk, int microbatch, int slot,
@@ -179,15 +193,15 @@ static tr_status toy_backward_input(void *context, int chunk, int microbatch, in
 {
     toy *model = context;
     backward_first_half(model, chunk, microbatch, slot, grad_output, grad_input);
-    model->halved[chunk][slot] = true;
+    model->halved[slot] = true;
     return TR_OK;
 }
 
 static tr_status toy_backward_weight(void *context, int chunk, int microbatch, int slot)
 {
     toy *model = context;
-    check(model->halved[chunk][slot], "a weight gradient before its input gradient");
-    model->halved[chunk][slot] = false;
+    check(model->halved[slot], "a weight gradient before its input gradient");
+    model->halved[slot] = false;
     model->num_halves++;
     sleep_at_random(model);
     backward_second_half(model, chunk, microbatch, slot);
@@ -236,20 +250,18 @@ static void check_results(const tr_schedule *schedule, const toy *model, const t
             continue;
         check(model->weights[c] == (schedule->trains ? expected->weights[c] : 0),
               "wrong weight gradient");
-        for (int s = 0; s < schedule->num_slots[c]; s++)
-            check(model->owners[c][s] == -1, "a slot is live after the step");
     }
+    for (int s = 0; s < schedule->num_slots[stage]; s++)
+        check(model->owners[s] == -1, "a slot is live after the step");
 }
 
 static void check_peak(const tr_schedule *schedule, int peak)
 {
-    int m = schedule->num_microbatches, most = 0;
-    for (int c = 0; c < num_stages * schedule->num_virtual; c++)
-        if (stage_of(schedule, c) == stage && schedule->num_slots[c] > most)
-            most = schedule->num_slots[c];
+    int m = schedule->num_microbatches, v = schedule->num_virtual;
+    check(peak == tr_schedule_live_peak(schedule, stage, -1), "as many live as the list says");
     switch (schedule->kind) {
     case TR_SCHEDULE_GPIPE:
-        check(peak == m, "gpipe keeps all microbatches");
+        check(peak == v * m, "gpipe keeps all microbatches");
         break;
     case TR_SCHEDULE_1F1B:
         check(peak == smaller(m, num_stages - stage), "1f1b keeps min(M, p - s) microbatches");
@@ -258,9 +270,14 @@ static void check_peak(const tr_schedule *schedule, int peak)
         check(peak == smaller(m, num_stages), "zb-h1 keeps min(M, p) microbatches");
         break;
     case TR_SCHEDULE_INTERLEAVED:
+        check(m < num_stages || m % num_stages != 0 || stage > 0 ||
+                  peak == smaller(v * m, num_stages * v + num_stages - 1),
+              "interleaved keeps p v + p - 1 chunks on the first stage");
+        break;
     case TR_SCHEDULE_ZB_V:
+        check(m < 2 * num_stages || peak == 2 * num_stages, "zb-v keeps 2 p chunks");
+        break;
     case TR_SCHEDULE_LISTED:
-        check(peak >= 1 && peak <= most, "no more than the slots of a chunk");
         break;
     case TR_SCHEDULE_FORWARD_ONLY:
     case TR_SCHEDULE_FORWARD_V:
@@ -297,21 +314,16 @@ static void toy_init(toy *model, const tr_schedule *schedule, int delay_us)
 {
     *model = (toy){.schedule = schedule, .delay_us = delay_us, .fails_at = -1};
     memset(model->owners, -1, sizeof model->owners);
-    for (int c = 0; c < num_stages * schedule->num_virtual; c++) {
-        size_t size = (size_t)schedule->num_slots[c] * WORDS;
-        if (stage_of(schedule, c) != stage)
-            continue;
-        model->inputs[c] = tr_alloc(size, sizeof(uint64_t));
-        model->grads[c] = tr_alloc(size, sizeof(uint64_t));
-    }
+    size_t size = (size_t)schedule->num_slots[stage] * WORDS;
+    check(schedule->num_slots[stage] <= MAX_SLOTS, "more slots than expected");
+    model->inputs = tr_alloc(size, sizeof(uint64_t));
+    model->grads = tr_alloc(size, sizeof(uint64_t));
 }
 
 static void toy_clear(toy *model)
 {
-    for (int c = 0; c < MAX_CHUNKS; c++) {
-        tr_free(model->inputs[c]);
-        tr_free(model->grads[c]);
-    }
+    tr_free(model->inputs);
+    tr_free(model->grads);
 }
 
 /* Weight gradients of this stage that other actions part from their input gradients. */

@@ -65,6 +65,24 @@ done
 expect 0 '^  data: 32 ' config --ranks 1024 configs/llama-70b.yaml parallel.pipeline=4
 expect 0 '^  data: 64 ' config --ranks 1024 configs/llama-8b.yaml parallel.pipeline=4
 
+printf '0F0,0F1,0B0,0W0,0B1,0W1\n1F0,1B0,1W0,1F1,1B1,1W1\n' >"$scratch/good"
+printf '0F0,0B0,0W0,0F1,0B1,0W1\n1F0,1F1,1B0,1W0,1B1,1W1\n' >"$scratch/bad"
+expect 0 '2 stages x 1 chunk in a loop, 2 microbatches.*no deadlock' plan --check-schedule "$scratch/good"
+expect 0 '^idle share 33.33 %' plan --check-schedule "$scratch/good" --draw "$scratch/good.svg"
+expect 2 'bad: schedule deadlocks: rank 0 at 0B0 waits for the send of 1B0 .* rank 1 stands at 1F1' \
+    plan --check-schedule "$scratch/bad"
+expect 2 'none.*cannot be read' plan --check-schedule "$scratch/none"
+expect 0 '^3F0,4F0,3F1' plan --schedule --draw "$scratch/plan.svg" configs/llama-8b.yaml parallel.pipeline=4 \
+    parallel.schedule=zb-v parallel.data=1 train.global_batch=8 train.micro_batch=1
+tail -n 4 "$scratch/out" >"$scratch/zb-v"
+expect 0 '4 stages x 2 chunks in a V, 8 microbatches' plan --check-schedule "$scratch/zb-v"
+for drawing in good plan; do
+    if ! grep -q '^<svg ' "$scratch/$drawing.svg" || ! grep -q '^</svg>$' "$scratch/$drawing.svg"; then
+        echo "trine plan --draw: $drawing.svg is no SVG"
+        failures=$((failures + 1))
+    fi
+done
+
 expect 0 '^# Settings' config --markdown
 if ! cmp -s "$scratch/out" docs/settings.md; then
     echo "docs/settings.md is not what 'trine config --markdown' writes; make it anew"

@@ -19,7 +19,7 @@ typedef struct machine {
     int p, v, m, chunks;
     uint64_t random;
     int *next, *live;              /* [p] */
-    int *inputs, *kept;            /* [chunks, slot] value received; microbatch + 1 computed */
+    int *inputs, *kept;            /* [p, slot] value received; pair + 1 computed */
     int *sends, *pending, *grads;  /* [p, buffer] */
     int *received, *received_back; /* [chunks, m] 0 not posted, 1 posted, 2 complete */
     int *forwards, *backwards, *weights, *weights_done; /* [chunks, m] and, the last, [chunks] */
@@ -43,6 +43,13 @@ static int forward_value(const machine *on, int chunk, int microbatch)
 static int backward_value(const machine *on, int chunk, int microbatch)
 {
     return 1000000 + forward_value(on, chunk, microbatch);
+}
+
+/* What a send says that it sends. */
+static int named_value(const machine *on, const tr_action *send)
+{
+    return send->kind == TR_ACTION_SEND_FORWARD ? forward_value(on, send->chunk, send->microbatch)
+                                                : backward_value(on, send->chunk, send->microbatch);
 }
 
 /* The transfer of this kind for (chunk, microbatch), wherever it stands in the list. */
@@ -71,17 +78,27 @@ static int stage_of(const machine *on, int chunk)
     return tr_chunk_stage(on->schedule->placement, on->p, chunk);
 }
 
-/* Between chunks of one rank: a receive copies what the send in front of it would send. */
+/* Where a rank keeps what is in a slot. */
+static int place_of(const machine *on, int rank, const tr_action *action)
+{
+    return rank * on->v * on->m + action->slot;
+}
+
+/* Between chunks of one rank: a receive copies what its send names, as it is now. */
 static outcome copy(machine *on, int rank, const tr_action *action, int *to, int *received)
 {
-    on->channels[rank * on->p + rank].num_done++;
-    const tr_action *before = action - 1;
-    if (on->next[rank] == 0 ||
-        before->kind != (action->kind == TR_ACTION_RECV_FORWARD ? TR_ACTION_SEND_FORWARD
-                                                                : TR_ACTION_SEND_BACKWARD))
+    channel *over = &on->channels[rank * on->p + rank];
+    bool up = action->kind == TR_ACTION_RECV_FORWARD;
+    tr_action_kind kind = up ? TR_ACTION_SEND_FORWARD : TR_ACTION_SEND_BACKWARD;
+    int chunk = up ? action->chunk - 1 : action->chunk + 1, i = 0;
+    while (i < over->num_sends && (over->sends[i]->kind != kind || over->sends[i]->chunk != chunk ||
+                                   over->sends[i]->microbatch != action->microbatch))
+        i++;
+    if (i == over->num_sends || *to == IN_TRANSIT)
         return WRONG;
-    *to = on->sends[rank * SCHEDULE_MACHINE_MAX + before->buffer];
+    *to = on->sends[rank * SCHEDULE_MACHINE_MAX + over->sends[i]->buffer];
     *received = 2;
+    over->num_done++;
     return MOVED;
 }
 
@@ -99,7 +116,10 @@ static outcome post(machine *on, int rank, const tr_action *action)
             return WRONG;
         over->sends[over->num_sends++] = action;
         if (peer == rank)
-            return MOVED;
+            return on->sends[rank * SCHEDULE_MACHINE_MAX + action->buffer] ==
+                           named_value(on, action)
+                       ? MOVED
+                       : WRONG;
         on->pending[rank * SCHEDULE_MACHINE_MAX + action->buffer]++;
         return MOVED;
     }
@@ -108,7 +128,7 @@ static outcome post(machine *on, int rank, const tr_action *action)
     if (posted[pair]++ != 0)
         return WRONG;
     if (action->kind == TR_ACTION_RECV_FORWARD) {
-        int place = action->chunk * on->m + action->slot;
+        int place = place_of(on, rank, action);
         on->kept[place] = EMPTY;
         return peer == rank ? copy(on, rank, action, &on->inputs[place], &posted[pair])
                             : receive_into(&on->inputs[place]);
@@ -127,13 +147,10 @@ static void complete_one(machine *on, int from, int to)
     over->num_done++;
     int *source = &on->sends[from * SCHEDULE_MACHINE_MAX + send->buffer];
     on->pending[from * SCHEDULE_MACHINE_MAX + send->buffer]--;
-    int named = send->kind == TR_ACTION_SEND_FORWARD
-                    ? forward_value(on, send->chunk, send->microbatch)
-                    : backward_value(on, send->chunk, send->microbatch);
-    on->wrong |= *source != named;
+    on->wrong |= *source != named_value(on, send);
     int pair = recv->chunk * on->m + recv->microbatch;
     if (recv->kind == TR_ACTION_RECV_FORWARD) {
-        on->inputs[recv->chunk * on->m + recv->slot] = *source;
+        on->inputs[place_of(on, to, recv)] = *source;
         on->received[pair] = 2;
     } else {
         on->grads[to * SCHEDULE_MACHINE_MAX + recv->buffer] = *source;
@@ -156,7 +173,11 @@ static outcome put(machine *on, int rank, const tr_action *send, int value)
 static outcome forward(machine *on, int rank, const tr_action *action)
 {
     int c = action->chunk, m = action->microbatch, pair = c * on->m + m;
-    int place = c * on->m + action->slot;
+    int place = place_of(on, rank, action);
+    if (c == 0 && on->inputs[place] == IN_TRANSIT)
+        return WRONG;
+    if (c == 0)
+        on->inputs[place] = EMPTY;
     if (c > 0) {
         if (on->received[pair] == 0)
             return WRONG;
@@ -174,14 +195,14 @@ static outcome forward(machine *on, int rank, const tr_action *action)
     int limit = tr_schedule_live_limit(on->schedule->kind, on->p, on->v, on->m, rank);
     if (++on->live[rank] > limit)
         return WRONG;
-    on->kept[place] = m + 1;
+    on->kept[place] = pair + 1;
     return on->forwards[pair]++ == 0 ? MOVED : WRONG;
 }
 
 static outcome backward(machine *on, int rank, const tr_action *action)
 {
     int c = action->chunk, m = action->microbatch, pair = c * on->m + m;
-    if (on->kept[c * on->m + action->slot] != m + 1)
+    if (on->kept[place_of(on, rank, action)] != pair + 1)
         return WRONG;
     if (c < on->chunks - 1) {
         const tr_action *recv = find(on, rank, TR_ACTION_RECV_BACKWARD, c, m);
@@ -203,8 +224,9 @@ static outcome backward(machine *on, int rank, const tr_action *action)
 
 static outcome weight(machine *on, int rank, const tr_action *action)
 {
-    int c = action->chunk, m = action->microbatch, place = c * on->m + action->slot;
-    if (on->kept[place] != m + 1 || on->backwards[c * on->m + m] != 1 || on->weights_done[c] != m)
+    int c = action->chunk, m = action->microbatch, place = place_of(on, rank, action);
+    if (on->kept[place] != c * on->m + m + 1 || on->backwards[c * on->m + m] != 1 ||
+        on->weights_done[c] != m)
         return WRONG;
     on->kept[place] = EMPTY;
     on->live[rank]--;
@@ -220,7 +242,7 @@ static outcome step(machine *on, int rank)
         return BLOCKED;
     const tr_action *action = &list->actions[on->next[rank]];
     if (stage_of(on, action->chunk) != rank || action->slot < 0 ||
-        action->slot >= on->schedule->num_slots[action->chunk])
+        action->slot >= on->schedule->num_slots[rank] || action->slot >= on->v * on->m)
         return WRONG;
     outcome result;
     switch (action->kind) {

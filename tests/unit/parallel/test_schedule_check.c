@@ -265,13 +265,21 @@ static void buffers_in_use(void **state)
     assert_refused(schedule, "the send of 0F0", "buffer 2 of 2");
 }
 
-/* Within a rank the receive copies what the send in front of it has. */
-static void receives_within_a_rank_follow_their_send(void **state)
+/* Within a rank a receive copies out of the buffer of its send: after it, and before the buffer is
+ * filled again. */
+static void copies_within_a_rank(void **state)
 {
     (void)state;
     tr_schedule *schedule = create(TR_SCHEDULE_GPIPE, 1, 2, 1);
     move(&schedule->ranks[0], place_of(schedule, TR_ACTION_RECV_FORWARD, 1, 0), 0);
-    assert_refused(schedule, "the receive for 1F0 does not directly follow", "the send of 0F0");
+    assert_refused(schedule, "the receive for 1F0 stands before the send of 0F0", "come first");
+
+    assert_int_equal(tr_schedule_read(&schedule, "0F0,0F1,1F0,1F1,1B0,1W0,0B0,0W0,1B1,1W1,0B1,0W1"),
+                     TR_OK);
+    tr_action_list *list = &schedule->ranks[0];
+    list->actions[place_of(schedule, TR_ACTION_SEND_FORWARD, 0, 1)].buffer =
+        list->actions[place_of(schedule, TR_ACTION_SEND_FORWARD, 0, 0)].buffer;
+    assert_refused(schedule, "the send of 0F1 overwrites buffer", "the send of 0F0");
 }
 
 static uint64_t random_state = 20240607;
@@ -290,7 +298,8 @@ static bool is_transfer(tr_action_kind kind)
 /* One random change of one list. */
 static void mutate(tr_schedule *schedule)
 {
-    tr_action_list *list = &schedule->ranks[draw(schedule->num_stages)];
+    int r = draw(schedule->num_stages);
+    tr_action_list *list = &schedule->ranks[r];
     int at = draw(list->num_actions), other = draw(list->num_actions);
     tr_action *action = &list->actions[at];
     switch (draw(8)) {
@@ -308,7 +317,7 @@ static void mutate(tr_schedule *schedule)
         break;
     case 4: /* only the actions that use the slot */
         if (!is_transfer(action->kind) || action->kind == TR_ACTION_RECV_FORWARD)
-            action->slot = draw(schedule->num_slots[action->chunk] + 1);
+            action->slot = draw(schedule->num_slots[r] + 1);
         break;
     case 5:
         if (is_transfer(action->kind) && action->kind != TR_ACTION_RECV_FORWARD)
@@ -442,7 +451,7 @@ int main(void)
         cmocka_unit_test(deadlocks_on_send_buffers),
         cmocka_unit_test(slots_in_use),
         cmocka_unit_test(buffers_in_use),
-        cmocka_unit_test(receives_within_a_rank_follow_their_send),
+        cmocka_unit_test(copies_within_a_rank),
         cmocka_unit_test(too_many_live_activations),
         cmocka_unit_test(agrees_with_a_machine_on_mutated_lists),
         cmocka_unit_test(agrees_with_a_machine_on_random_orders),

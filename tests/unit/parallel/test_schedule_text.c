@@ -95,7 +95,8 @@ static void faults_of_order_name_two_actions(void **state)
     refuses("0B0,0F0,0W0", "0B0 stands before 0F0", "must come first");
     refuses("0F0,0F1,0B0,0B1,0W1,0W0", "0W1 stands before 0W0", "microbatch order");
     /* Within a stage chunk 1 runs before chunk 0 has given it anything. */
-    refuses("1F0,0F0,1B0,0B0,0W0,1W0", "1F0 stands before the receive for 1F0", "come first");
+    refuses("1F0,0F0,1B0,0B0,0W0,1W0", "the receive for 1F0 stands before the send of 0F0",
+            "come first");
     /* Each stage waits for the other. */
     refuses("0F0,0B0,0W0,0F1,0B1,0W1\n1F0,1F1,1B0,1W0,1B1,1W1", "0B0 waits for the send of 1B0",
             "rank 1 stands at 1F1");
