@@ -125,8 +125,11 @@ static void reducer_init(tr_gradients *gradients, const tr_config *cfg, const tr
     tr_free(items);
     gradients->first_bucket = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
     gradients->next_bucket = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
-    for (int b = gradients->reducer.num_buckets - 1; b >= 0; b--)
-        gradients->first_bucket[local->items[gradients->reducer.bucket_first[b]].chunk] = b;
+    gradients->written = TR_NEW_ARRAY(bool, (size_t)local->num_items + 1);
+    for (int b = gradients->reducer.num_buckets - 1; b >= 0; b--) {
+        int chunk = local->items[gradients->reducer.bucket_first[b]].chunk;
+        gradients->first_bucket[chunk] = gradients->next_bucket[chunk] = b;
+    }
 }
 
 void tr_gradients_init(tr_gradients *gradients, const tr_local_params *local, const tr_config *cfg,
@@ -152,6 +155,7 @@ void tr_gradients_clear(tr_gradients *gradients)
     tr_free(gradients->item_grads);
     tr_free(gradients->first_bucket);
     tr_free(gradients->next_bucket);
+    tr_free(gradients->written);
     *gradients = (tr_gradients){0};
 }
 
@@ -179,16 +183,14 @@ bool tr_gradients_accumulates(const tr_gradients *gradients, int microbatch)
     return place > 0;
 }
 
-/* The merges of a finished leaf over a unit. */
-static tr_status merge(tr_gradients *gradients, int leaf, int unit)
+/* The merges of a finished leaf over an item. */
+static tr_status merge(tr_gradients *gradients, int leaf, const tr_local_param *item)
 {
     tr_leaf_step step = tr_leaf_step_make(leaf, gradients->plan.local_leaves);
-    int64_t begin = unit_offset(gradients->local, unit);
-    int64_t count = unit_offset(gradients->local, unit + 1) - begin;
     for (int k = 0; k < step.num_merges; k++) {
-        float *left = gradients->buffers[step.slot - k - 1] + begin;
-        const float *pair[2] = {left, gradients->buffers[step.slot - k] + begin};
-        TR_TRY(gradients->device->ops->tree_sum(gradients->device, count, 2, pair, left));
+        float *left = gradients->buffers[step.slot - k - 1] + item->offset;
+        const float *pair[2] = {left, gradients->buffers[step.slot - k] + item->offset};
+        TR_TRY(gradients->device->ops->tree_sum(gradients->device, item->count, 2, pair, left));
     }
     return TR_OK;
 }
@@ -233,6 +235,38 @@ static tr_status buckets_post(tr_gradients *gradients, int chunk, int exchange, 
     return TR_OK;
 }
 
+static int unit_of(const tr_local_params *local, int item)
+{
+    int unit = 0;
+    while (local->unit_first[unit + 1] <= item)
+        unit++;
+    return unit;
+}
+
+/* The first item of a unit that is not written; its end when all are. */
+static int first_missing(const tr_gradients *gradients, int unit)
+{
+    int item = gradients->local->unit_first[unit];
+    while (item < gradients->local->unit_first[unit + 1] && gradients->written[item])
+        item++;
+    return item;
+}
+
+tr_status tr_gradients_item_end(tr_gradients *gradients, int item, int microbatch)
+{
+    const tr_local_params *local = gradients->local;
+    int place, leaf = leaf_of(gradients, microbatch, &place);
+    int unit = unit_of(local, item), chunk = local->items[item].chunk;
+    if (place < gradients->plan.per_leaf - 1 || gradients->written[item])
+        return TR_OK;
+    TR_TRY(merge(gradients, leaf, &local->items[item]));
+    gradients->written[item] = true;
+    if (leaf < gradients->plan.local_leaves - 1 || !gradients->overlap)
+        return TR_OK;
+    return buckets_post(gradients, chunk, microbatch / tr_reduce_per_exchange(&gradients->plan),
+                        first_missing(gradients, unit));
+}
+
 /* An exchange's gradients of a unit are complete. Without overlap whole buffers wait for the end of the chunk, and where nothing will overwrite them for the
  * end of the step. */
 static tr_status unit_exchange(tr_gradients *gradients, int unit, int exchange)
@@ -240,22 +274,27 @@ static tr_status unit_exchange(tr_gradients *gradients, int unit, int exchange)
     const tr_local_params *local = gradients->local;
     int chunk = unit_chunk(local, unit), end = local->unit_first[unit + 1];
     bool chunk_ends = end == local->chunk_first[chunk] + local->chunk_items[chunk];
-    if (local->unit_first[unit] == local->chunk_first[chunk])
+    bool waits = gradients->whole && (!chunk_ends || gradients->reducer.sums == NULL);
+    if (!gradients->overlap && !waits) {
+        TR_TRY(buckets_post(gradients, chunk, exchange, end));
+        TR_TRY(tr_bucket_reduce_finish(&gradients->reducer));
+    }
+    if (chunk_ends && exchange < tr_reduce_num_exchanges(&gradients->plan) - 1)
         gradients->next_bucket[chunk] = gradients->first_bucket[chunk];
-    if (gradients->overlap)
-        return buckets_post(gradients, chunk, exchange, end);
-    if (gradients->whole && (!chunk_ends || gradients->reducer.sums == NULL))
-        return TR_OK;
-    TR_TRY(buckets_post(gradients, chunk, exchange, end));
-    return tr_bucket_reduce_finish(&gradients->reducer);
+    return TR_OK;
 }
 
 tr_status tr_gradients_unit_end(tr_gradients *gradients, int unit, int microbatch)
 {
+    const tr_local_params *local = gradients->local;
     int place, leaf = leaf_of(gradients, microbatch, &place);
     if (place < gradients->plan.per_leaf - 1)
         return TR_OK;
-    TR_TRY(merge(gradients, leaf, unit));
+    int first = local->unit_first[unit], end = local->unit_first[unit + 1];
+    for (int i = first; i < end; i++)
+        TR_TRY(tr_gradients_item_end(gradients, i, microbatch));
+    for (int i = first; i < end; i++)
+        gradients->written[i] = false;
     if (leaf < gradients->plan.local_leaves - 1)
         return TR_OK;
     return unit_exchange(gradients, unit, microbatch / tr_reduce_per_exchange(&gradients->plan));
@@ -265,8 +304,10 @@ tr_status tr_gradients_finish(tr_gradients *gradients)
 {
     const tr_local_params *local = gradients->local;
     int last = tr_reduce_num_exchanges(&gradients->plan) - 1;
-    for (int c = local->num_chunks - 1; c >= 0; c--)
+    for (int c = local->num_chunks - 1; c >= 0; c--) {
         TR_TRY(buckets_post(gradients, c, last, local->chunk_first[c] + local->chunk_items[c]));
+        gradients->next_bucket[c] = gradients->first_bucket[c];
+    }
     TR_TRY(tr_bucket_reduce_finish(&gradients->reducer));
     for (int b = 0; b < gradients->reducer.num_buckets; b++) {
         TR_TRY(replicas_sum(gradients, b, TR_REPLICA_ROWS));

@@ -5,8 +5,8 @@
  *     whole buffers   one for all items, and more where several leaves are combined here; ZeRO 0 and 1, and any order that sums microbatches before an exchange
  *     a unit's        one buffer that units use in turn: each is packed for its exchange as soon as it is complete (ZeRO 2, Rajbhandari et al. 2020)
  *
- * As a microbatch's backward finishes units, in the order of tr_local_params, the reduction of full buckets over the data ranks is posted, under the rest
- * of backward when `overlap` is on. What tensor ranks saw only part of is summed over them last, when all microbatches are in. After finish, the global sum of this rank's interval
+ * As a microbatch's backward finishes items and units, in the order of tr_local_params, the reduction of full buckets over the data ranks is posted, under the rest
+ * of backward when `overlap` is on; a bucket at a time, since few may be under way. What tensor ranks saw only part of is summed over them last, when all microbatches are in. After finish, the global sum of this rank's interval
  * [state_begin, state_end) of each parameter is held: in place in buffer 0 after a single exchange of whole buffers, else in accumulators of that size. A tied head keeps its own sum. */
 #ifndef TR_ENGINE_GRADIENTS_H
 #define TR_ENGINE_GRADIENTS_H
@@ -36,6 +36,7 @@ typedef struct tr_gradients {
     tr_shard_sums sums; /* used when the reduced gradients are not in place in buffer 0 */
     float **item_grads; /* [items] in buffer 0 */
     int *first_bucket, *next_bucket; /* [chunks] of the chunk; not yet posted in its exchange */
+    bool *written;                   /* [items] of the unit at work */
     tr_group *replica_groups
         [TR_REPLICA_NUM]; /* tensor group for ROWS, sharers of key/value heads for KV; set after init, NULL where not needed */
     int64_t replica_elements; /* of the largest sum over replicas */
@@ -53,6 +54,8 @@ void tr_gradients_clear(tr_gradients *gradients);
 float *tr_gradients_place(const tr_gradients *gradients, int microbatch,
                           const tr_local_param *item);
 bool tr_gradients_accumulates(const tr_gradients *gradients, int microbatch);
+/* A microbatch's gradient of an item is written, while its unit is at work. May be left out: the end of the unit ends its items. */
+tr_status tr_gradients_item_end(tr_gradients *gradients, int item, int microbatch);
 /* A microbatch's gradients of a unit (its index, tr_local_unit) are written. Each chunk's units come in their order, its microbatches one after the other. */
 tr_status tr_gradients_unit_end(tr_gradients *gradients, int unit, int microbatch);
 /* Completes every bucket. */
