@@ -76,6 +76,9 @@ static bool load(fx_job *job, const char *path, int num_ranks, trace *all)
         if (strcmp(name, "thread_name") == 0)
             snprintf(all->threads[rank][thread], sizeof all->threads[0][0], "%s",
                      json_string_value(json_object_get(args, "name")));
+        if (strcmp(name, "process_name") == 0)
+            fx_check(job, strstr(json_string_value(json_object_get(args, "name")), "fit") == NULL,
+                     "%s", json_string_value(json_object_get(args, "name")));
         if (strcmp(phase, "X") != 0)
             continue;
         TR_ASSERT(all->num_slices < MAX_EVENTS);
@@ -274,6 +277,29 @@ static void whole_case(fx_job *job, double ahead)
     fx_folder_remove(job, folder);
 }
 
+/* Layouts with more in a step than any other, for the room that is planned and the lanes that are drawn. */
+static void layout_case(fx_job *job, const char *layout, const char *weight_action)
+{
+    char folder[FX_FOLDER], path[FX_FOLDER + 16];
+    tr_metrics metrics[2];
+    trace all;
+    run(job, layout, 2, folder, path, metrics);
+    if (job->rank == 0 && load(job, path, 4, &all)) {
+        double best = 0;
+        nesting_check(job, &all, 0.01);
+        for (int rank = 0; rank < 4; rank++) {
+            const slice *of = step_of(job, &all, rank, 2);
+            if (of != NULL)
+                best = fmax(best, covered_part(job, &all, of));
+        }
+        fx_check(job, best > 0.95, "%s: at most %.3f of a step is accounted for", layout, best);
+        fx_check(job, count(&all, 3, "compute", weight_action) == 1, "%s: rank 3 has no %s", layout,
+                 weight_action);
+        unload(&all);
+    }
+    fx_folder_remove(job, folder);
+}
+
 /* One rank, no groups. */
 static void single_case(fx_job *job)
 {
@@ -345,6 +371,20 @@ int main(int argc, char **argv)
         whole_case(&job, 0);
     if (fx_case(&job, "clocks_apart"))
         whole_case(&job, 3.5);
+    if (fx_case(&job, "layouts")) {
+        layout_case(&job,
+                    "parallel.pipeline=2 parallel.tensor=2 parallel.schedule=zb-h1 "
+                    "train.global_batch=6 log.trace=2",
+                    "1W3");
+        layout_case(&job,
+                    "parallel.data=4 parallel.zero=3 parallel.shard_ranks=2 "
+                    "parallel.bucket_mb=0.01 train.global_batch=8 log.trace=2",
+                    "0B1");
+        layout_case(&job,
+                    "parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
+                    "parallel.zero=2 train.global_batch=8 log.trace=2",
+                    "2W0");
+    }
     if (fx_case(&job, "single"))
         single_case(&job);
     if (fx_case(&job, "off"))
