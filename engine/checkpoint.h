@@ -22,9 +22,9 @@
 
 #include "engine/trine.h"
 
-/* Before tr_config_resolve, on any or every rank (not collective): takes train.reduction_order and
- * train.reduction_leaves over from the checkpoint that would be resumed, where the user set neither
- * (they fix the run's sums, and with leaves the memory that it needs). Changes nothing when no
+/* Before tr_config_resolve, on any or every rank (not collective): takes train.reduction_order,
+ * train.reduction_leaves and train.tensor_slices over from the checkpoint that would be resumed,
+ * each where the user did not set it (they fix the run's sums, and with leaves the memory that it needs). Changes nothing when no
  * checkpoint is there, or with checkpoint.weights_only. TR_ERR_CHECKPOINT when checkpoint.resume
  * names a path and no checkpoint is there. */
 tr_status tr_checkpoint_peek(tr_config *cfg);

@@ -144,7 +144,9 @@ static tr_status manifest_peek(tr_config *cfg, const tr_config *resolved, const 
         tr_config_init(&recorded);
         bool readable =
             tr_config_read_text(&recorded, file, manifest.config, strlen(manifest.config)) == TR_OK;
-        if (readable && leaves_fit(resolved, &recorded)) {
+        if (readable)
+            status = setting_take(cfg, &recorded, file, "tensor_slices");
+        if (readable && status == TR_OK && leaves_fit(resolved, &recorded)) {
             status = setting_take(cfg, &recorded, file, "reduction_order");
             if (status == TR_OK)
                 status = setting_take(cfg, &recorded, file, "reduction_leaves");

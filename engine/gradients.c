@@ -7,6 +7,8 @@
 
 static tr_replica_kind replica_kind(const tr_gradients *gradients, const tr_local_param *item)
 {
+    if (gradients->complete)
+        return TR_REPLICA_NONE;
     if (item->param->cut == TR_CUT_KV_HEADS && item->num_replicas > 1)
         return TR_REPLICA_KV;
     if (item->param->row_partial && gradients->sequence)
@@ -139,6 +141,7 @@ void tr_gradients_init(tr_gradients *gradients, const tr_local_params *local, co
     *gradients = (tr_gradients){.local = local, .device = device};
     gradients->plan = tr_config_reduce_plan(cfg);
     gradients->overlap = cfg->parallel.overlap;
+    gradients->complete = cfg->derived.tensor_slices > 0;
     gradients->sequence = cfg->parallel.sequence && mesh->tensor_size > 1;
     gradients->whole = cfg->parallel.zero < 2 || tr_reduce_per_exchange(&gradients->plan) > 1;
     buffers_init(gradients, arena);

@@ -31,6 +31,8 @@ typedef struct tr_gradients {
     int num_buffers;
     float **buffers; /* [num_buffers] flat, local->num_elements each; or one of the largest unit */
     bool overlap;
+    bool
+        complete; /* train.tensor_slices: no item needs a sum over tensor ranks, each microbatch's is complete */
     bool sequence; /* row_partial items need the tensor sum */
     tr_bucket_reducer reducer;
     tr_shard_sums sums; /* used when the reduced gradients are not in place in buffer 0 */

@@ -25,6 +25,15 @@ typedef struct tr_plan_order {
 } tr_plan_order;
 tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_order *order);
 
+/* Beside the same layout without slices. */
+typedef struct tr_plan_slices {
+    int64_t memory; /* bytes more on the largest rank */
+    double sent; /* bytes more that a rank (of the busiest stage) sends to tensor peers in a step */
+} tr_plan_slices;
+
+/* What train.tensor_slices costs in bytes; the sums are of near-equal parts, so `sent` is right within the rounding of these. */
+tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, tr_plan_slices *cost);
+
 typedef struct tr_plan_pipeline {
     double idle_share;    /* of all ranks' time in a step, by the schedule's simulation */
     double slowest_share; /* busiest stage's work over the mean */

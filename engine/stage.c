@@ -297,16 +297,17 @@ static void groups_reserve(const tr_stage *stage, const tr_stage_groups *groups)
 {
     const tr_model *model = &stage->model;
     int64_t size = model->tensor.size;
-    int64_t elements = most(model->R * model->H, 2 * model->R);
+    int64_t elements = most(model->R * model->H, model->tensor.num_statistics);
     elements = most(elements, stage->gradients.replica_elements);
     sums_reserve(groups->tensor, (elements + size - 1) / size, TENSOR_SUMS);
-    sums_reserve(groups->kv, stage->gradients.replica_elements, 1);
+    sums_reserve(groups->kv, most(stage->gradients.replica_elements, model->tensor.num_shared), 1);
 }
 
 tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
 {
     groups_reserve(stage, groups);
     stage->model.tensor.group = groups->tensor;
+    stage->model.tensor.sharers = groups->kv;
     stage->gradients.replica_groups[TR_REPLICA_ROWS] = groups->tensor;
     stage->gradients.replica_groups[TR_REPLICA_KV] = groups->kv;
     tr_bucket_reducer_connect(&stage->gradients.reducer, &groups->data);

@@ -80,8 +80,10 @@ tr_status tr_run_param_get(tr_run *run, int index, tr_tensor_kind kind, float *v
 {
     int row = row_of(run, index), num_ranks = (int)run->cfg.derived.num_ranks;
     const tr_param *param = &run->stage.table.rows[row];
-    size_t most = (size_t)(param->shape[0] * param->shape[1]) +
-                  (size_t)param->shape[1] * (size_t)run->mesh.tensor_size;
+    /* The whole vocabulary with its padding is the largest that a rank has of any parameter. */
+    int64_t padded = tr_vocab_rows(&run->cfg, run->mesh.tensor_size) * run->mesh.tensor_size;
+    int64_t padding = padded - run->cfg.model.vocab;
+    size_t most = (size_t)((param->shape[0] + padding) * param->shape[1]);
     float *part = TR_NEW_ARRAY(float, most);
     tr_status status = TR_OK;
     for (int r = 0; r < num_ranks && status == TR_OK; r++) {

@@ -10,8 +10,8 @@
  * number of threads: threads take whole pieces of a grid that is a function of the shapes only, and sums over rows use fixed blocks.
  * Gradient outputs take `accumulate`: false writes, true adds to what is there.
  *
- * No entry allocates; scratch comes from the device's workspace (tr_device_workspace_bytes, tr_device_workspace_set). Operands are
- * 256-byte aligned at their base. Outputs never alias inputs unless an entry says so. On the CPU an entry has finished when it returns;
+ * No entry allocates; scratch comes from the device's workspace (tr_device_workspace_bytes, tr_device_workspace_set). Tensors are
+ * 256-byte aligned at their base; an operand that is a range of rows or columns of one begins where it begins. Outputs never alias inputs unless an entry says so. On the CPU an entry has finished when it returns;
  * on other devices it is enqueued on the device's compute stream. */
 #ifndef TR_KERNELS_OPS_H
 #define TR_KERNELS_OPS_H
@@ -48,6 +48,8 @@ typedef struct tr_matmul {
     void *C;
     int64_t ldc;
     bool accumulate;
+    bool
+        parts; /* operands are column or row ranges of tensors whose widths depend on the layout: the bits do not depend on lda, ldb, ldc */
 } tr_matmul;
 
 typedef enum tr_norm_kind { TR_NORM_KIND_RMS, TR_NORM_KIND_LAYER } tr_norm_kind;
@@ -79,6 +81,7 @@ typedef struct tr_attention {
     /* backward only */
     const void *dout;
     void *dq, *dk, *dv;
+    int kv_parts; /* 0 or 1: dk and dv are [B,T,K,D]; else [B,T,K*kv_parts,D], a head's query heads in so many neighbouring parts, each summed and rounded by itself */
 } tr_attention;
 
 /* One AdamW step (Loshchilov & Hutter 2019, decoupled decay) over n elements:

@@ -205,6 +205,18 @@ static tr_status order_print(const tr_config *cfg, tr_device *device)
     return TR_OK;
 }
 
+static tr_status slices_print(const tr_config *cfg, tr_device *device)
+{
+    tr_plan_slices cost;
+    if (cfg->derived.tensor_slices == 0)
+        return TR_OK;
+    TR_TRY(tr_plan_slices_count(cfg, device, &cost));
+    printf("train.tensor_slices %lld costs %lld bytes of the largest rank's, and sends %.0f bytes "
+           "more per rank and step between tensor ranks\n",
+           (long long)cfg->derived.tensor_slices, (long long)cost.memory, cost.sent);
+    return TR_OK;
+}
+
 static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
 {
     tr_plan_pipeline plan;
@@ -256,6 +268,8 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
         status = order_print(cfg, device);
     }
     tr_free(ranks);
+    if (status == TR_OK)
+        status = slices_print(cfg, device);
     return status == TR_OK ? pipeline_print(cfg, with_schedule) : status;
 }
 

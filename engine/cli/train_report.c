@@ -99,13 +99,16 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
                 (long long)cfg->model.layers, (long long)cfg->model.hidden,
                 tr_cpu_device_numerics());
     tr_param_table_clear(&table);
-    char *order = tr_config_get(cfg, "train.reduction_order");
+    char *order = tr_config_get(cfg, "train.reduction_order"), slices[48] = "";
+    if (cfg->derived.tensor_slices > 0)
+        snprintf(slices, sizeof slices, ", %lld tensor slices",
+                 (long long)cfg->derived.tensor_slices);
     tr_log_info("layout: %lld ranks = data %lld x tensor %lld x pipeline %lld, zero %lld, %lld "
-                "microbatches in %lld leaves by %s",
+                "microbatches in %lld leaves by %s%s",
                 (long long)cfg->derived.num_ranks, (long long)cfg->parallel.data,
                 (long long)cfg->parallel.tensor, (long long)cfg->parallel.pipeline,
                 (long long)cfg->parallel.zero, (long long)cfg->derived.microbatches,
-                (long long)cfg->derived.leaves, order);
+                (long long)cfg->derived.leaves, order, slices);
     tr_free(order);
     char *batch = tr_config_batch_text(cfg);
     lines_print(batch);

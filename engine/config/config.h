@@ -109,8 +109,9 @@ typedef struct tr_config {
         tr_reduction_order reduction_order; /* TR_REDUCTION_OPEN until resolved */
         /* R, 0 until resolved; what is recorded. What is run: derived.leaves */
         int64_t reduction_leaves;
-        int64_t tensor_slices; /* always 0 in this version */
-        bool tf32;             /* always false in this version */
+        int64_t
+            tensor_slices; /* of what tensor ranks share; 0 = off. What is run: derived.tensor_slices */
+        bool tf32;         /* always false in this version */
     } train;
     struct {
         int64_t data; /* 0 until resolved = num_ranks / (tensor * pipeline) */
@@ -163,6 +164,9 @@ typedef struct tr_config {
         int64_t microbatches; /* M of the global batch, over all data ranks */
         /* Leaves of the tree that this layout runs: R, or data where R does not cover it. */
         int64_t leaves;
+        /* Slices that this layout runs with: train.tensor_slices, or 0 where tensor does not divide
+         * it. */
+        int64_t tensor_slices;
         int64_t num_chunks;     /* pipeline * virtual */
         tr_placement placement; /* of the chunks on the stages, by the schedule */
         int head_stage;         /* the stage of the last chunk: head and loss */

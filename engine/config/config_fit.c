@@ -143,6 +143,44 @@ static bool kv_heads_fit(const tr_config *cfg, int64_t kv)
     return cfg->model.heads % kv == 0 && (kv % tensor == 0 || tensor % kv == 0);
 }
 
+/* ---- tensor slices ---- */
+
+static bool slices_fit(const tr_config *cfg, int64_t slices)
+{
+    return (slices & (slices - 1)) == 0 && heads_cut(cfg, slices) && cfg->model.ffn % slices == 0 &&
+           cfg->train.micro_batch * cfg->train.seq_len % slices == 0;
+}
+
+/* The mathematics must allow the slices on every layout; a tensor size that does not divide them runs without. */
+static tr_status fit_slices(tr_config *cfg)
+{
+    int64_t slices = cfg->train.tensor_slices, tensor = cfg->parallel.tensor;
+    cfg->derived.tensor_slices = 0;
+    if (slices == 0)
+        return TR_OK;
+    if (!slices_fit(cfg, slices)) {
+        char *near = tr_config_nearest_fit(cfg, slices, 64, slices_fit);
+        tr_status status = tr_fail(
+            TR_ERR_SETTINGS,
+            "%s = %" PRId64 " must be a power of two that divides model.heads %" PRId64
+            ", model.ffn %" PRId64 " and the tokens of a microbatch (%" PRId64 "), and divides "
+            "model.kv_heads %" PRId64 " or is divided by them: use train.tensor_slices = %s, or 0",
+            tr_setting_cite(cfg, "train.tensor_slices"), slices, cfg->model.heads, cfg->model.ffn,
+            cfg->train.micro_batch * cfg->train.seq_len, cfg->model.kv_heads, near ? near : "1");
+        tr_free(near);
+        return status;
+    }
+    if (slices % tensor == 0)
+        cfg->derived.tensor_slices = slices;
+    else
+        tr_config_warn(
+            cfg, tr_format("train.tensor_slices = %" PRId64 " is no multiple of parallel.tensor = "
+                           "%" PRId64 ": this layout runs without slices, equal within rounding "
+                           "only to those that follow them",
+                           slices, tensor));
+    return TR_OK;
+}
+
 /* One size that does not divide by the tensor ranks: the numbers, sizes that do, tensor ranks that
  * would. */
 static tr_status refuse_cut(const tr_config *cfg, const char *name, int64_t size, const char *rule,
@@ -195,5 +233,5 @@ tr_status tr_config_fit_cuts(tr_config *cfg)
                           tr_nearest_multiples(cfg->model.ffn, tensor));
     if (!rows_cut(cfg, tensor))
         return refuse_rows(cfg);
-    return TR_OK;
+    return fit_slices(cfg);
 }

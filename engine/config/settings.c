@@ -341,9 +341,10 @@ const tr_setting tr_settings[] = {
      MATHEMATICS,
      AT(train, tensor_slices),
      .initial = "0",
-     INT(0, 0),
-     .later = "*",
-     .meaning = "slices of products that tensor parallelism cuts; 0 = off"},
+     INT(0, 64),
+     .meaning =
+         "a power of two: what tensor ranks share is computed in so many slices, so that tensor "
+         "sizes that divide it, and parallel.sequence on or off, give the same bits; 0 = off"},
     {.name = "train.tf32",
      MATHEMATICS,
      AT(train, tf32),
@@ -432,7 +433,8 @@ const tr_setting tr_settings[] = {
      .initial = "true",
      BOOL,
      .meaning =
-         "reduce gradients under the last backward pass, gather weights under forward passes"},
+         "reduce gradients under the last backward pass, gather weights under forward passes, "
+         "exchange halves of the rows between tensor ranks under products"},
     {.name = "parallel.inside",
      LAYOUT,
      AT(parallel, inside),

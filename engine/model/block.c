@@ -1,12 +1,12 @@
 /* One decoder block: pre-norm attention and pre-norm MLP, each added to the residual stream. */
-#include "engine/model/model.h"
-
 #include <math.h>
 
-#include "base/alloc.h"
+#include "engine/model/linear.h"
+#include "engine/model/row_sums.h"
 
+/* The block's norms; sums: a block's vectors (tr_row_sums), or NULL. */
 static tr_norm_site norm1_site(const tr_model *model, int layer, const tr_block_saved *saved,
-                               const void *x)
+                               const void *x, float *sums)
 {
     const tr_weight *w = model->weights[layer];
     return (tr_norm_site){.weight = w[TR_ROLE_NORM1_WEIGHT],
@@ -14,10 +14,13 @@ static tr_norm_site norm1_site(const tr_model *model, int layer, const tr_block_
                           .x = x,
                           .kept = saved->norm1,
                           .mean = saved->mean1,
-                          .rstd = saved->rstd1};
+                          .rstd = saved->rstd1,
+                          .sums =
+                              sums == NULL ? NULL : sums + tr_row_sums_of(model).norm1 * model->H};
 }
 
-static tr_norm_site norm2_site(const tr_model *model, int layer, const tr_block_saved *saved)
+static tr_norm_site norm2_site(const tr_model *model, int layer, const tr_block_saved *saved,
+                               float *sums)
 {
     const tr_weight *w = model->weights[layer];
     return (tr_norm_site){.weight = w[TR_ROLE_NORM2_WEIGHT],
@@ -25,7 +28,9 @@ static tr_norm_site norm2_site(const tr_model *model, int layer, const tr_block_
                           .x = saved->middle,
                           .kept = saved->norm2,
                           .mean = saved->mean2,
-                          .rstd = saved->rstd2};
+                          .rstd = saved->rstd2,
+                          .sums =
+                              sums == NULL ? NULL : sums + tr_row_sums_of(model).norm2 * model->H};
 }
 
 static tr_attention attention_args(const tr_model *model, int layer,
@@ -44,57 +49,53 @@ static tr_attention attention_args(const tr_model *model, int layer,
                           .k = saved->k,
                           .v = saved->v,
                           .out = saved->attention,
-                          .lse = saved->lse};
+                          .lse = saved->lse,
+                          .kv_parts = model->kv_parts};
 }
 
-/* Rotary positions on queries and keys, or their backward. */
-static tr_status rope_apply(tr_model *model, void *q, void *k, bool backward)
+/* Rotary positions on queries and keys, or their backward; k has `heads` heads. */
+static tr_status rope_apply(tr_model *model, void *q, void *k, int64_t heads, bool backward)
 {
     if (model->rope == NULL)
         return TR_OK;
     const tr_ops *ops = model->device->ops;
     TR_TRY(ops->rope(model->device, model->dtype, model->B, model->T, model->A, model->D,
                      model->rope, backward, q));
-    return ops->rope(model->device, model->dtype, model->B, model->T, model->K, model->D,
-                     model->rope, backward, k);
+    return ops->rope(model->device, model->dtype, model->B, model->T, heads, model->D, model->rope,
+                     backward, k);
 }
 
 /* out [S,H] = x + dropout(reduced partial sums of the product + bias). */
 static tr_status product_add(tr_model *model, const tr_microbatch *microbatch, const char *site,
-                             int layer, const void *in, int64_t in_cols, tr_weight weight,
-                             tr_weight bias, const void *x, void *out)
+                             int layer, tr_param_role role, const void *in, const void *x,
+                             void *out)
 {
     float *partial, *sum;
     TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
-    TR_TRY(tr_model_linear_partial(model, in, in_cols, weight, partial, model->H));
-    TR_TRY(tr_tensor_comm_reduce(&model->tensor, partial, &sum));
+    TR_TRY(tr_linear_forward_partial(model, layer, role, in, partial));
+    TR_TRY(tr_tensor_comm_reduce_finish(&model->tensor, partial, &sum));
     tr_dropout dropout = tr_model_dropout(model, microbatch, site, layer);
     return model->device->ops->residual_add(model->device, model->dtype, model->S, model->H,
-                                            model->tensor.row_begin, x, sum, bias.weight, &dropout,
-                                            out);
+                                            model->tensor.row_begin, x, sum,
+                                            model->weights[layer][role + 1].weight, &dropout, out);
 }
 
 /* x -> saved->middle */
 static tr_status attention_part(tr_model *model, int layer, const tr_microbatch *microbatch,
                                 const tr_block_saved *saved, const void *x)
 {
-    const tr_weight *w = model->weights[layer];
     const void *full;
-    int64_t q_cols = model->A * model->D, kv_cols = model->K * model->D;
-    tr_norm_site norm = norm1_site(model, layer, saved, x);
+    tr_norm_site norm = norm1_site(model, layer, saved, x, NULL);
     TR_TRY(tr_model_norm(model, &norm));
     TR_TRY(tr_model_gather(model, saved->norm1, &full));
-    TR_TRY(tr_model_linear(model, full, model->H, w[TR_ROLE_Q_WEIGHT], w[TR_ROLE_Q_BIAS], saved->q,
-                           q_cols));
-    TR_TRY(tr_model_linear(model, full, model->H, w[TR_ROLE_K_WEIGHT], w[TR_ROLE_K_BIAS], saved->k,
-                           kv_cols));
-    TR_TRY(tr_model_linear(model, full, model->H, w[TR_ROLE_V_WEIGHT], w[TR_ROLE_V_BIAS], saved->v,
-                           kv_cols));
-    TR_TRY(rope_apply(model, saved->q, saved->k, false));
+    TR_TRY(tr_linear_forward(model, layer, TR_ROLE_Q_WEIGHT, full, saved->q));
+    TR_TRY(tr_linear_forward(model, layer, TR_ROLE_K_WEIGHT, full, saved->k));
+    TR_TRY(tr_linear_forward(model, layer, TR_ROLE_V_WEIGHT, full, saved->v));
+    TR_TRY(rope_apply(model, saved->q, saved->k, model->K, false));
     tr_attention args = attention_args(model, layer, microbatch, saved);
     TR_TRY(model->device->ops->attention_forward(model->device, &args));
-    return product_add(model, microbatch, "attention output", layer, saved->attention, q_cols,
-                       w[TR_ROLE_O_WEIGHT], w[TR_ROLE_O_BIAS], x, saved->middle);
+    return product_add(model, microbatch, "attention output", layer, TR_ROLE_O_WEIGHT,
+                       saved->attention, x, saved->middle);
 }
 
 static tr_status activation_apply(tr_model *model, const tr_block_saved *saved)
@@ -110,27 +111,23 @@ static tr_status activation_apply(tr_model *model, const tr_block_saved *saved)
 /* saved->middle -> saved->act */
 static tr_status mlp_hidden(tr_model *model, int layer, const tr_block_saved *saved)
 {
-    const tr_weight *w = model->weights[layer];
     const void *full;
-    tr_norm_site norm = norm2_site(model, layer, saved);
+    tr_norm_site norm = norm2_site(model, layer, saved, NULL);
     TR_TRY(tr_model_norm(model, &norm));
     TR_TRY(tr_model_gather(model, saved->norm2, &full));
     if (saved->gate != NULL)
-        TR_TRY(tr_model_linear(model, full, model->H, w[TR_ROLE_GATE_WEIGHT], w[TR_ROLE_GATE_BIAS],
-                               saved->gate, model->F));
-    TR_TRY(tr_model_linear(model, full, model->H, w[TR_ROLE_UP_WEIGHT], w[TR_ROLE_UP_BIAS],
-                           saved->up, model->F));
+        TR_TRY(tr_linear_forward(model, layer, TR_ROLE_GATE_WEIGHT, full, saved->gate));
+    TR_TRY(tr_linear_forward(model, layer, TR_ROLE_UP_WEIGHT, full, saved->up));
     return activation_apply(model, saved);
 }
 
 tr_status tr_block_forward(tr_model *model, int layer, const tr_microbatch *microbatch,
                            tr_block_saved *saved, const void *x, void *out)
 {
-    const tr_weight *w = model->weights[layer];
     TR_TRY(attention_part(model, layer, microbatch, saved, x));
     TR_TRY(mlp_hidden(model, layer, saved));
-    return product_add(model, microbatch, "mlp output", layer, saved->act, model->F,
-                       w[TR_ROLE_DOWN_WEIGHT], w[TR_ROLE_DOWN_BIAS], saved->middle, out);
+    return product_add(model, microbatch, "mlp output", layer, TR_ROLE_DOWN_WEIGHT, saved->act,
+                       saved->middle, out);
 }
 
 /* ---- backward ---- */
@@ -148,12 +145,13 @@ typedef struct block_pass {
     const tr_microbatch *microbatch;
     tr_block_saved saved; /* with what recomputation leaves for the weight part in `pending` */
     const tr_block_pending *pending;
+    tr_row_sums sums;
     const void *x, *dy;
 } block_pass;
 
-/* Gradient of a product that writes to the stream: through dropout, bias gradient, gather. dy [S,H] -> *full [R,H]. */
+/* Gradient of a product that writes to the stream: through dropout, bias gradient (vector `sum` of the block's row sums), gather. dy [S,H] -> *full [R,H]. */
 static tr_status product_gradient(const block_pass *pass, const char *site, tr_param_role bias,
-                                  const void *dy, const void **full)
+                                  int sum, const void *dy, const void **full)
 {
     tr_model *model = pass->model;
     const tr_ops *ops = model->device->ops;
@@ -165,9 +163,10 @@ static tr_status product_gradient(const block_pass *pass, const char *site, tr_p
         dy = model->scratch.dropped;
     }
     float *grad = pass->weights[bias].grad;
-    if (has_part(model, TR_BACKWARD_WEIGHT) && grad != NULL)
-        TR_TRY(ops->column_sum(model->device, model->dtype, model->S, model->H, dy, grad,
-                               model->accumulate));
+    if (has_part(model, TR_BACKWARD_WEIGHT) && grad != NULL) {
+        float *sums = sum < 0 ? NULL : pass->pending->row_sums + sum * model->H;
+        TR_TRY(tr_row_sums_columns(model, dy, sums, grad));
+    }
     return tr_model_gather(model, dy, full);
 }
 
@@ -185,130 +184,123 @@ static tr_status activation_gradient(const block_pass *pass)
                               saved->up);
 }
 
-/* Weight gradients of the MLP's first products; their output gradients lie in gate and up. */
-static tr_status mlp_weights(const block_pass *pass)
+/* Weight gradients of the MLP's first products; their output gradients lie in gate and up. norm: [R,H]. */
+static tr_status mlp_weights(const block_pass *pass, const void *norm)
 {
     tr_model *model = pass->model;
-    const tr_weight *w = pass->weights;
     const tr_block_saved *saved = &pass->saved;
-    const void *full;
-    TR_TRY(tr_model_gather(model, saved->norm2, &full));
-    TR_TRY(tr_model_linear_grads(model, saved->up, model->F, full, model->H, w[TR_ROLE_UP_WEIGHT],
-                                 w[TR_ROLE_UP_BIAS]));
+    TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_UP_WEIGHT, saved->up, norm));
     if (saved->gate == NULL)
         return TR_OK;
-    return tr_model_linear_grads(model, saved->gate, model->F, full, model->H,
-                                 w[TR_ROLE_GATE_WEIGHT], w[TR_ROLE_GATE_BIAS]);
+    return tr_linear_weight(model, pass->layer, TR_ROLE_GATE_WEIGHT, saved->gate, norm);
 }
 
 /* dy [S,H] of the block's output -> pending->dmiddle [S,H]. */
 static tr_status mlp_backward(const block_pass *pass)
 {
     tr_model *model = pass->model;
-    const tr_weight *w = pass->weights;
     const tr_block_saved *saved = &pass->saved;
     bool input = has_part(model, TR_BACKWARD_INPUT), weight = has_part(model, TR_BACKWARD_WEIGHT);
     const void *full;
     float *partial;
-    tr_norm_site norm = norm2_site(model, pass->layer, saved);
+    tr_norm_site norm = norm2_site(model, pass->layer, saved, pass->pending->row_sums);
     if (input && model->cfg->memory.recompute == TR_RECOMPUTE_SELECTIVE) {
         TR_TRY(activation_apply(model, saved));
         TR_TRY(tr_model_norm(model, &norm));
     }
-    TR_TRY(product_gradient(pass, "mlp output", TR_ROLE_DOWN_BIAS, pass->dy, &full));
-    if (weight)
-        TR_TRY(tr_model_linear_grads(model, full, model->H, saved->act, model->F,
-                                     w[TR_ROLE_DOWN_WEIGHT], (tr_weight){0}));
-    if (input) {
-        TR_TRY(tr_model_linear_input(model, full, model->H, w[TR_ROLE_DOWN_WEIGHT],
-                                     model->scratch.dact, model->F, model->dtype, false));
-        TR_TRY(activation_gradient(pass));
+    TR_TRY(product_gradient(pass, "mlp output", TR_ROLE_DOWN_BIAS, pass->sums.down_bias, pass->dy,
+                            &full));
+    if (input)
+        TR_TRY(tr_linear_input(model, pass->layer, TR_ROLE_DOWN_WEIGHT, full, model->scratch.dact));
+    if (weight) {
+        TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_DOWN_WEIGHT, full, saved->act));
+        TR_TRY(tr_model_gather(model, saved->norm2, &full));
     }
-    if (weight)
-        TR_TRY(mlp_weights(pass));
-    if (pass->pending->norm_sums != NULL)
-        norm.sums = pass->pending->norm_sums + 2 * model->H;
+    if (input) {
+        TR_TRY(activation_gradient(pass));
+        const tr_linear_term terms[] = {{TR_ROLE_UP_WEIGHT, saved->up},
+                                        {TR_ROLE_GATE_WEIGHT, saved->gate}};
+        TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
+        TR_TRY(tr_linear_input_partial(model, pass->layer, terms, saved->gate != NULL ? 2 : 1,
+                                       partial));
+    }
+    if (weight) /* while partial sums travel */
+        TR_TRY(mlp_weights(pass, full));
     if (!input)
-        return tr_model_norm_take(model, &norm);
-    TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
-    TR_TRY(tr_model_linear_input(model, saved->up, model->F, w[TR_ROLE_UP_WEIGHT], partial,
-                                 model->H, TR_F32, false));
-    if (saved->gate != NULL)
-        TR_TRY(tr_model_linear_input(model, saved->gate, model->F, w[TR_ROLE_GATE_WEIGHT], partial,
-                                     model->H, TR_F32, true));
-    return tr_model_norm_backward(model, &norm, partial, pass->dy, pass->pending->dmiddle);
+        return TR_OK;
+    return tr_row_sums_norm_backward(model, &norm, partial, pass->dy, pass->pending->dmiddle);
 }
 
-/* The three input products of attention. */
-typedef struct projection {
-    tr_param_role role; /* its bias is the next role */
-    int64_t cols;
-    const void *dy;
-} projection;
-
-enum { NUM_PROJECTIONS = 3 };
-
-static void projections_list(const block_pass *pass, projection list[NUM_PROJECTIONS])
-{
-    const tr_model *model = pass->model;
-    int64_t q_cols = model->A * model->D, kv_cols = model->K * model->D;
-    list[0] = (projection){TR_ROLE_Q_WEIGHT, q_cols, pass->pending->dq};
-    list[1] = (projection){TR_ROLE_K_WEIGHT, kv_cols, pass->pending->dk};
-    list[2] = (projection){TR_ROLE_V_WEIGHT, kv_cols, pass->pending->dv};
-}
-
-/* Gradients of queries, keys and values from that of attention's output product. dy [R,H]. */
-static tr_status attention_gradient(const block_pass *pass, const void *dy)
+/* scratch.dattention -> gradients of queries, keys and values. */
+static tr_status attention_gradient(const block_pass *pass)
 {
     tr_model *model = pass->model;
     const tr_block_pending *pending = pass->pending;
-    TR_TRY(tr_model_linear_input(model, dy, model->H, pass->weights[TR_ROLE_O_WEIGHT],
-                                 model->scratch.dattention, model->A * model->D, model->dtype,
-                                 false));
     tr_attention args = attention_args(model, pass->layer, pass->microbatch, &pass->saved);
     args.dout = model->scratch.dattention;
     args.dq = pending->dq;
     args.dk = pending->dk;
     args.dv = pending->dv;
     TR_TRY(model->device->ops->attention_backward(model->device, &args));
-    return rope_apply(model, pending->dq, pending->dk, true);
+    return rope_apply(model, pending->dq, pending->dk, model->K * model->kv_parts, true);
 }
 
 /* pending->dmiddle -> dx [S,H]. */
 static tr_status attention_backward(const block_pass *pass, void *dx)
 {
     tr_model *model = pass->model;
-    const tr_weight *w = pass->weights;
     const tr_block_saved *saved = &pass->saved;
+    const tr_block_pending *pending = pass->pending;
     bool input = has_part(model, TR_BACKWARD_INPUT), weight = has_part(model, TR_BACKWARD_WEIGHT);
-    const void *full, *dmiddle = pass->pending->dmiddle;
+    const void *full;
     float *partial;
-    projection projections[NUM_PROJECTIONS];
-    projections_list(pass, projections);
-    tr_norm_site norm = norm1_site(model, pass->layer, saved, pass->x);
+    tr_norm_site norm = norm1_site(model, pass->layer, saved, pass->x, pending->row_sums);
     if (input && model->cfg->memory.recompute == TR_RECOMPUTE_SELECTIVE)
         TR_TRY(tr_model_norm(model, &norm));
-    TR_TRY(product_gradient(pass, "attention output", TR_ROLE_O_BIAS, dmiddle, &full));
-    if (weight)
-        TR_TRY(tr_model_linear_grads(model, full, model->H, saved->attention, model->A * model->D,
-                                     w[TR_ROLE_O_WEIGHT], (tr_weight){0}));
+    TR_TRY(product_gradient(pass, "attention output", TR_ROLE_O_BIAS, pass->sums.o_bias,
+                            pending->dmiddle, &full));
     if (input)
-        TR_TRY(attention_gradient(pass, full));
+        TR_TRY(
+            tr_linear_input(model, pass->layer, TR_ROLE_O_WEIGHT, full, model->scratch.dattention));
     if (weight) {
+        TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_O_WEIGHT, full, saved->attention));
         TR_TRY(tr_model_gather(model, saved->norm1, &full));
-        for (int i = 0; i < NUM_PROJECTIONS; i++)
-            TR_TRY(tr_model_linear_grads(model, projections[i].dy, projections[i].cols, full,
-                                         model->H, w[projections[i].role],
-                                         w[projections[i].role + 1]));
     }
-    norm.sums = pass->pending->norm_sums;
+    if (input) {
+        TR_TRY(attention_gradient(pass));
+        const tr_linear_term terms[] = {{TR_ROLE_Q_WEIGHT, pending->dq},
+                                        {TR_ROLE_K_WEIGHT, pending->dk},
+                                        {TR_ROLE_V_WEIGHT, pending->dv}};
+        TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
+        TR_TRY(tr_linear_input_partial(model, pass->layer, terms, 3, partial));
+    }
+    if (weight) { /* while partial sums travel */
+        TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_Q_WEIGHT, pending->dq, full));
+        TR_TRY(tr_linear_weight_kv(model, pass->layer, pending->dk, pending->dv, full));
+    }
     if (!input)
-        return tr_model_norm_take(model, &norm);
-    TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
-    for (int i = 0; i < NUM_PROJECTIONS; i++)
-        TR_TRY(tr_model_linear_input(model, projections[i].dy, projections[i].cols,
-                                     w[projections[i].role], partial, model->H, TR_F32, i > 0));
-    return tr_model_norm_backward(model, &norm, partial, dmiddle, dx);
+        return TR_OK;
+    return tr_row_sums_norm_backward(model, &norm, partial, pending->dmiddle, dx);
+}
+
+/* Takes the row sums that the block has left. */
+static tr_status sums_take(const block_pass *pass)
+{
+    const tr_row_sums *sums = &pass->sums;
+    const tr_weight *w = pass->weights;
+    float *grads[TR_ROW_SUMS_MOST] = {NULL};
+    bool bias = tr_row_sums_norm(pass->model) == 2;
+    grads[sums->norm1] = w[TR_ROLE_NORM1_WEIGHT].grad;
+    grads[sums->norm2] = w[TR_ROLE_NORM2_WEIGHT].grad;
+    if (bias) {
+        grads[sums->norm1 + 1] = w[TR_ROLE_NORM1_BIAS].grad;
+        grads[sums->norm2 + 1] = w[TR_ROLE_NORM2_BIAS].grad;
+    }
+    if (sums->o_bias >= 0)
+        grads[sums->o_bias] = w[TR_ROLE_O_BIAS].grad;
+    if (sums->down_bias >= 0)
+        grads[sums->down_bias] = w[TR_ROLE_DOWN_BIAS].grad;
+    return tr_row_sums_take(pass->model, pass->pending->row_sums, sums->count, grads);
 }
 
 static void *either(void *first, void *second)
@@ -323,7 +315,15 @@ tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *mic
     TR_ASSERT(pending != NULL || model->parts == TR_BACKWARD_BOTH);
     if (pending == NULL)
         pending = &model->scratch.pending;
-    block_pass pass = {model, layer, model->weights[layer], microbatch, *saved, pending, x, dy};
+    block_pass pass = {.model = model,
+                       .layer = layer,
+                       .weights = model->weights[layer],
+                       .microbatch = microbatch,
+                       .saved = *saved,
+                       .pending = pending,
+                       .sums = tr_row_sums_of(model),
+                       .x = x,
+                       .dy = dy};
     pass.saved.norm1 = either(pending->norm1, saved->norm1);
     pass.saved.norm2 = either(pending->norm2, saved->norm2);
     pass.saved.attention = either(pending->attention, saved->attention);
@@ -335,5 +335,7 @@ tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *mic
         TR_TRY(mlp_hidden(model, layer, &pass.saved));
     }
     TR_TRY(mlp_backward(&pass));
-    return attention_backward(&pass, dx);
+    TR_TRY(attention_backward(&pass, dx));
+    bool waiting = has_part(model, TR_BACKWARD_WEIGHT) && tr_row_sums_wait(model);
+    return waiting ? sums_take(&pass) : TR_OK;
 }

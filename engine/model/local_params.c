@@ -17,6 +17,12 @@ int tr_chunk_first_layer(const tr_config *cfg, int chunk)
     return (int)first;
 }
 
+int64_t tr_vocab_rows(const tr_config *cfg, int64_t tensor_size)
+{
+    int64_t parts = cfg->derived.tensor_slices > 0 ? cfg->derived.tensor_slices : tensor_size;
+    return (cfg->model.vocab + parts - 1) / parts * (parts / tensor_size);
+}
+
 /* Fills rows, cols and the place in the global tensor for one tensor rank. */
 static void cut_apply(tr_local_param *item, const tr_config *cfg, const tr_mesh *mesh)
 {
@@ -51,7 +57,7 @@ static void cut_apply(tr_local_param *item, const tr_config *cfg, const tr_mesh 
         break;
     }
     case TR_CUT_VOCAB:
-        item->rows = (param->shape[0] + size - 1) / size;
+        item->rows = tr_vocab_rows(cfg, size);
         item->row_begin = rank * item->rows;
         break;
     }

@@ -59,6 +59,9 @@ int tr_param_unit(const tr_param *param);
 /* Index of a unit among those of this rank, or -1. */
 int tr_local_unit(const tr_local_params *local, int unit);
 
+/* Rows of the vocabulary on a tensor rank: equal shares, of whole slices where train.tensor_slices is on; the last ones may be padding. */
+int64_t tr_vocab_rows(const tr_config *cfg, int64_t tensor_size);
+
 /* First layer of a global chunk. */
 int tr_chunk_first_layer(const tr_config *cfg, int chunk);
 

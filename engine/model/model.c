@@ -4,6 +4,8 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
+#include "engine/model/linear.h"
+#include "engine/model/row_sums.h"
 #include "kernels/rope_table.h"
 
 static void *rows_alloc(const tr_model *model, tr_arena *arena, int64_t rows, int64_t cols)
@@ -14,6 +16,24 @@ static void *rows_alloc(const tr_model *model, tr_arena *arena, int64_t rows, in
 static float *floats_alloc(tr_arena *arena, int64_t count)
 {
     return tr_arena_alloc(arena, (size_t)count * sizeof(float));
+}
+
+/* How many slices this rank has, and what they share. */
+static void slices_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh)
+{
+    int64_t slices = cfg->derived.tensor_slices;
+    model->slices = model->row_slices = model->kv_parts = 1;
+    if (slices == 0)
+        return;
+    int64_t heads = cfg->model.kv_heads;
+    TR_ASSERT(slices <= TR_MODEL_SLICES && slices % mesh->tensor_size == 0);
+    model->sliced = true;
+    model->slices = (int)(slices / mesh->tensor_size);
+    model->row_slices = cfg->parallel.sequence ? model->slices : (int)slices;
+    if (slices <= heads)
+        return;
+    model->kv_parts = model->slices / (int)model->K;
+    model->num_shared = 2 * model->K * model->D * (model->H + (cfg->model.qkv_bias ? 1 : 0));
 }
 
 static void dimensions_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh)
@@ -27,7 +47,7 @@ static void dimensions_init(tr_model *model, const tr_config *cfg, const tr_mesh
     model->A = cfg->model.heads / t;
     model->K = cfg->model.kv_heads > t ? cfg->model.kv_heads / t : 1;
     model->D = cfg->model.head_dim;
-    model->V = (cfg->model.vocab + t - 1) / t;
+    model->V = tr_vocab_rows(cfg, t);
     model->head_begin = model->A * mesh->tensor;
     model->vocab_begin = model->V * mesh->tensor;
     model->vocab_valid = cfg->model.vocab - model->vocab_begin;
@@ -37,6 +57,7 @@ static void dimensions_init(tr_model *model, const tr_config *cfg, const tr_mesh
         model->vocab_valid = model->V;
     model->dtype = cfg->train.precision;
     model->item = tr_dtype_size(model->dtype);
+    slices_init(model, cfg, mesh);
 }
 
 /* The products that recompute drops: norm outputs and the MLP's activation product. */
@@ -98,9 +119,9 @@ void tr_block_pending_init(const tr_model *model, tr_block_pending *pending, tr_
     *pending = (tr_block_pending){0};
     pending->dmiddle = rows_alloc(model, arena, model->S, model->H);
     pending->dq = rows_alloc(model, arena, model->R, model->A * model->D);
-    pending->dk = rows_alloc(model, arena, model->R, model->K * model->D);
-    pending->dv = rows_alloc(model, arena, model->R, model->K * model->D);
-    pending->norm_sums = floats_alloc(arena, 4 * model->H);
+    pending->dk = rows_alloc(model, arena, model->R, model->K * model->kv_parts * model->D);
+    pending->dv = rows_alloc(model, arena, model->R, model->K * model->kv_parts * model->D);
+    pending->row_sums = floats_alloc(arena, tr_row_sums_of(model).count * model->H);
     if (recompute == TR_RECOMPUTE_NONE)
         return;
     pending->norm1 = rows_alloc(model, arena, model->S, model->H);
@@ -116,7 +137,8 @@ void tr_block_pending_init(const tr_model *model, tr_block_pending *pending, tr_
 
 void tr_head_pending_init(const tr_model *model, tr_head_pending *pending, tr_arena *arena)
 {
-    *pending = (tr_head_pending){.norm_sums = floats_alloc(arena, 2 * model->H)};
+    *pending = (tr_head_pending){0};
+    pending->row_sums = floats_alloc(arena, tr_row_sums_norm(model) * model->H);
     if (model->cfg->memory.recompute != TR_RECOMPUTE_FULL)
         return;
     pending->norm = rows_alloc(model, arena, model->S, model->H);
@@ -138,6 +160,12 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     if (model->cfg->model.dropout > 0)
         scratch->dropped = rows_alloc(model, arena, model->S, model->H);
     tr_block_pending *pending = &scratch->pending;
+    if (model->sliced) {
+        pending->row_sums = floats_alloc(arena, tr_row_sums_of(model).count * model->H);
+        if (has_head)
+            scratch->head_pending.row_sums =
+                floats_alloc(arena, tr_row_sums_norm(model) * model->H);
+    }
     pending->dmiddle = rows_alloc(model, arena, model->S, model->H);
 
     /* The MLP's and the attention's gradients live in turn. */
@@ -147,8 +175,8 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     tr_arena_reset(arena, mark);
     scratch->dattention = rows_alloc(model, arena, model->R, model->A * model->D);
     pending->dq = rows_alloc(model, arena, model->R, model->A * model->D);
-    pending->dk = rows_alloc(model, arena, model->R, model->K * model->D);
-    pending->dv = rows_alloc(model, arena, model->R, model->K * model->D);
+    pending->dk = rows_alloc(model, arena, model->R, model->K * model->kv_parts * model->D);
+    pending->dv = rows_alloc(model, arena, model->R, model->K * model->kv_parts * model->D);
     arena_advance(arena, mlp_end);
 
     /* So do a recomputed block and, with full recomputation, the logits. */
@@ -165,16 +193,37 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     }
 }
 
+/* Tensor ranks that hold the same key/value heads. */
+static int kv_sharers(const tr_config *cfg, const tr_mesh *mesh)
+{
+    int64_t heads = cfg->model.kv_heads;
+    return mesh->tensor_size > heads ? (int)(mesh->tensor_size / heads) : 1;
+}
+
 void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
                    bool has_head, tr_arena *comm, tr_arena *activations, tr_arena *workspace)
 {
     *model = (tr_model){.cfg = cfg, .device = device};
     dimensions_init(model, cfg, mesh);
+    int64_t statistics = 2 * model->R, row_sums = tr_row_sums_of(model).count * model->H;
+    if (model->sliced && row_sums > statistics)
+        statistics = row_sums;
+    const tr_tensor_comm_sizes sizes = {.rows = model->R,
+                                        .width = model->H,
+                                        .statistics = statistics,
+                                        .shared = model->num_shared,
+                                        .sharers = kv_sharers(cfg, mesh),
+                                        .halves = model->sliced,
+                                        .dtype = model->dtype};
     tr_tensor_comm_init(&model->tensor, mesh->tensor_size, mesh->tensor, cfg->parallel.sequence,
-                        model->R, model->H, model->dtype, comm, workspace);
+                        cfg->parallel.overlap, &sizes, comm, workspace);
     model->S = model->tensor.local_rows;
     model->weights = tr_alloc((size_t)cfg->model.layers + 1, sizeof *model->weights);
     scratch_init(model, has_head, activations);
+    tr_linear_init(model, workspace);
+    tr_row_sums_init(model, workspace);
+    if (model->slices > 1 && has_head)
+        model->scratch.statistics = floats_alloc(workspace, model->slices * 2 * model->R);
     if (cfg->model.position == TR_POSITION_ROPE) {
         float *table = floats_alloc(workspace, model->T * model->D);
         if (!workspace->counting)
@@ -214,132 +263,29 @@ tr_status tr_model_gather(tr_model *model, const void *rows, const void **full)
     if (source != rows)
         TR_TRY(ops->convert(model->device, model->S * model->H, model->dtype, rows, model->dtype,
                             source));
-    TR_TRY(tr_tensor_comm_gather(&model->tensor, source, model->scratch.full));
+    TR_TRY(tr_tensor_comm_gather_post(&model->tensor, source, model->scratch.full));
     *full = model->scratch.full;
     return TR_OK;
 }
 
-static tr_norm_kind norm_kind(const tr_model *model)
+tr_norm_kind tr_model_norm_kind(const tr_model *model)
 {
     return model->cfg->model.norm == TR_NORM_RMS ? TR_NORM_KIND_RMS : TR_NORM_KIND_LAYER;
 }
 
 tr_status tr_model_norm(tr_model *model, const tr_norm_site *site)
 {
-    return model->device->ops->norm_forward(model->device, norm_kind(model), model->dtype, model->S,
-                                            model->H, (float)model->cfg->model.norm_eps, site->x,
-                                            site->weight.weight, site->bias.weight, site->kept,
-                                            site->mean, site->rstd);
+    return model->device->ops->norm_forward(model->device, tr_model_norm_kind(model), model->dtype,
+                                            model->S, model->H, (float)model->cfg->model.norm_eps,
+                                            site->x, site->weight.weight, site->bias.weight,
+                                            site->kept, site->mean, site->rstd);
 }
 
-tr_status tr_model_norm_backward(tr_model *model, const tr_norm_site *site, float *partial,
-                                 const void *dresidual, void *dx)
-{
-    float *dy, *dweight = site->weight.grad, *dbias = site->bias.grad;
-    bool apart = model->parts == TR_BACKWARD_INPUT;
-    if (apart) {
-        dweight = site->sums;
-        dbias = site->bias.weight != NULL ? site->sums + model->H : NULL;
-    }
-    TR_TRY(tr_tensor_comm_reduce(&model->tensor, partial, &dy));
-    return model->device->ops->norm_backward(model->device, norm_kind(model), model->dtype,
-                                             model->S, model->H, dy, site->x, site->weight.weight,
-                                             site->mean, site->rstd, dresidual, dx, dweight, dbias,
-                                             !apart && model->accumulate);
-}
-
-/* grad [H] (+)= sums: what norm_backward does with the sum over a microbatch, an addition later. */
-static tr_status sums_take(tr_model *model, const float *sums, float *grad)
+tr_status tr_model_add(tr_model *model, int64_t n, const float *values, float *grad)
 {
     const tr_ops *ops = model->device->ops;
     if (!model->accumulate)
-        return ops->convert(model->device, model->H, TR_F32, sums, TR_F32, grad);
-    const float *pair[2] = {sums, grad};
-    return ops->tree_sum(model->device, model->H, 2, pair, grad);
-}
-
-tr_status tr_model_norm_take(tr_model *model, const tr_norm_site *site)
-{
-    TR_TRY(sums_take(model, site->sums, site->weight.grad));
-    return site->bias.grad != NULL ? sums_take(model, site->sums + model->H, site->bias.grad)
-                                   : TR_OK;
-}
-
-tr_status tr_model_linear(tr_model *model, const void *x, int64_t in, tr_weight weight,
-                          tr_weight bias, void *y, int64_t out)
-{
-    tr_matmul args = {.form = TR_MATMUL_NT,
-                      .M = model->R,
-                      .N = out,
-                      .K = in,
-                      .dtype = model->dtype,
-                      .c_dtype = model->dtype,
-                      .A = x,
-                      .lda = in,
-                      .B = weight.weight,
-                      .ldb = in,
-                      .bias = bias.weight,
-                      .C = y,
-                      .ldc = out};
-    return model->device->ops->matmul(model->device, &args);
-}
-
-tr_status tr_model_linear_partial(tr_model *model, const void *x, int64_t in, tr_weight weight,
-                                  float *y, int64_t out)
-{
-    tr_matmul args = {.form = TR_MATMUL_NT,
-                      .M = model->R,
-                      .N = out,
-                      .K = in,
-                      .dtype = model->dtype,
-                      .c_dtype = TR_F32,
-                      .A = x,
-                      .lda = in,
-                      .B = weight.weight,
-                      .ldb = in,
-                      .C = y,
-                      .ldc = out};
-    return model->device->ops->matmul(model->device, &args);
-}
-
-tr_status tr_model_linear_grads(tr_model *model, const void *dy, int64_t out, const void *x,
-                                int64_t in, tr_weight weight, tr_weight bias)
-{
-    tr_matmul args = {.form = TR_MATMUL_TN,
-                      .M = out,
-                      .N = in,
-                      .K = model->R,
-                      .dtype = model->dtype,
-                      .c_dtype = TR_F32,
-                      .A = dy,
-                      .lda = out,
-                      .B = x,
-                      .ldb = in,
-                      .C = weight.grad,
-                      .ldc = in,
-                      .accumulate = model->accumulate};
-    TR_TRY(model->device->ops->matmul(model->device, &args));
-    if (bias.grad == NULL)
-        return TR_OK;
-    return model->device->ops->column_sum(model->device, model->dtype, model->R, out, dy, bias.grad,
-                                          model->accumulate);
-}
-
-tr_status tr_model_linear_input(tr_model *model, const void *dy, int64_t out, tr_weight weight,
-                                void *y, int64_t in, tr_dtype y_dtype, bool accumulate)
-{
-    tr_matmul args = {.form = TR_MATMUL_NN,
-                      .M = model->R,
-                      .N = in,
-                      .K = out,
-                      .dtype = model->dtype,
-                      .c_dtype = y_dtype,
-                      .A = dy,
-                      .lda = out,
-                      .B = weight.weight,
-                      .ldb = in,
-                      .C = y,
-                      .ldc = in,
-                      .accumulate = accumulate};
-    return model->device->ops->matmul(model->device, &args);
+        return ops->convert(model->device, n, TR_F32, values, TR_F32, grad);
+    const float *pair[2] = {values, grad};
+    return ops->tree_sum(model->device, n, 2, pair, grad);
 }

@@ -9,7 +9,10 @@
  *
  * Backward has two parts, which one call makes together or two calls one after the other: gradients of inputs, and gradients of weights (Qi et al. 2023). When
  * they come apart, what the weight gradients need of the first call (each product's input and the gradient of its output) lies in a "pending" set of the caller; norms, whose
- * gradients fall out of the first part, leave them there as sums over the microbatch. Bits and their order are the same either way. One thread. */
+ * gradients fall out of the first part, leave them there as sums over the microbatch. Bits and their order are the same either way.
+ *
+ * With train.tensor_slices everything that tensor parallelism cuts is computed slice by slice (DESIGN section 1, E4): products in engine/model/linear.h, softmax statistics
+ * here, and sums over rows (norms, biases of row-parallel products) as trees over equal parts of a microbatch's rows, which are complete within the microbatch. One thread. */
 #ifndef TR_ENGINE_MODEL_MODEL_H
 #define TR_ENGINE_MODEL_MODEL_H
 
@@ -44,13 +47,13 @@ typedef struct tr_block_pending {
     void *dmiddle;      /* [S,H] gradient of the stream between attention and MLP */
     void *dq, *dk, *dv; /* [R, A*D], [R, K*D] */
     float *
-        norm_sums; /* [4,H] gradients of this microbatch: weight and bias of norm 1, of norm 2; NULL where the parts never come apart */
+        row_sums; /* [vectors,H] gradients of this microbatch, see tr_row_sums; NULL where the parts never come apart and nothing is sliced */
     void *norm1, *norm2, *attention, *gate, *up, *act;
 } tr_block_pending;
 
 /* The same of the head. */
 typedef struct tr_head_pending {
-    float *norm_sums; /* [2,H] */
+    float *row_sums; /* [1 or 2,H] weight and bias of the norm */
     void *norm, *logits;
 } tr_head_pending;
 
@@ -74,6 +77,9 @@ typedef struct tr_loss {
     int64_t num_tokens;
 } tr_loss;
 
+/* Most slices, and slots that a tree over so many needs beside the first. */
+enum { TR_MODEL_SLICES = 64, TR_MODEL_SLOTS = 6 };
+
 /* Scratch of one rank, shared by all blocks. */
 typedef struct tr_model_scratch {
     void *full;               /* [R,H] gathered rows (sequence parallel only) */
@@ -83,6 +89,13 @@ typedef struct tr_model_scratch {
     tr_block_pending pending; /* of a backward whose parts are one call */
     tr_block_saved recompute; /* the pieces that recompute modes do not store */
     tr_head_saved head;       /* logits, when recompute is full; lives in turn with `recompute` */
+    tr_head_pending head_pending;
+    /* With several slices: */
+    float *slice_sums[TR_MODEL_SLOTS];   /* [R,H] partial sums, as many as the tree needs */
+    float *shared_slots[TR_MODEL_SLOTS]; /* [D,H] the same of a shared head's weight gradient */
+    float *shared_columns;               /* [K*kv_parts*D] */
+    float *statistics;                   /* [slices,2R] */
+    float *row_parts;                    /* [row_slices,2,H] */
 } tr_model_scratch;
 
 /* Parts of backward. */
@@ -99,6 +112,12 @@ typedef struct tr_model {
     int64_t B, T, R, S, H, F, A, K, D, V; /* local */
     int64_t head_begin;                   /* global number of the first query head */
     int64_t vocab_begin, vocab_valid;
+    bool sliced;    /* train.tensor_slices; when off the next three are 1 */
+    int slices;     /* of this rank */
+    int row_slices; /* of its S rows */
+    int kv_parts;   /* slices of this rank that share one key/value head */
+    int64_t
+        num_shared; /* floats of a layer's gradients of keys and values, where slices share them; else 0 */
     tr_dtype dtype;
     size_t item;                       /* bytes of dtype */
     const float *rope;                 /* [T, D/2, 2] or NULL */
@@ -149,7 +168,7 @@ tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch,
 tr_dropout tr_model_dropout(const tr_model *model, const tr_microbatch *microbatch,
                             const char *site, int layer);
 
-/* Shared by blocks and head: one norm. kept: [S,H] its output. sums: [2,H] where the input part leaves the gradients when parts come apart. */
+/* Shared by blocks and head: one norm. kept: [S,H] its output. sums: [1 or 2,H] where the gradients of weight and bias are left when the parts come apart or rows are sliced. */
 typedef struct tr_norm_site {
     tr_weight weight, bias;
     const void *x;
@@ -158,23 +177,10 @@ typedef struct tr_norm_site {
     float *sums;
 } tr_norm_site;
 tr_status tr_model_norm(tr_model *model, const tr_norm_site *site);
-/* Input part. dy: fp32 partial sums [R,H] of tensor ranks, from tr_tensor_comm_partial; adds dresidual. Both parts at once: the norm's gradients too. */
-tr_status tr_model_norm_backward(tr_model *model, const tr_norm_site *site, float *partial,
-                                 const void *dresidual, void *dx);
-/* Weight part that comes later: takes the gradients that the input part left. */
-tr_status tr_model_norm_take(tr_model *model, const tr_norm_site *site);
-/* Rows [S,H] -> R rows. */
+tr_norm_kind tr_model_norm_kind(const tr_model *model);
+/* Rows [S,H] -> R rows, which products (engine/model/linear.h) wait for as they use them; others wait by tr_tensor_comm_gather_wait. */
 tr_status tr_model_gather(tr_model *model, const void *rows, const void **full);
-tr_status tr_model_linear(tr_model *model, const void *x, int64_t in, tr_weight weight,
-                          tr_weight bias, void *y, int64_t out);
-/* dweight (and dbias when bias.grad) from dy [R,out] and x [R,in]. */
-tr_status tr_model_linear_grads(tr_model *model, const void *dy, int64_t out, const void *x,
-                                int64_t in, tr_weight weight, tr_weight bias);
-/* y [R,in] = dy [R,out] W[out,in], in c_dtype. */
-tr_status tr_model_linear_input(tr_model *model, const void *dy, int64_t out, tr_weight weight,
-                                void *y, int64_t in, tr_dtype y_dtype, bool accumulate);
-/* y fp32 [R,out] = x [R,in] W^T: the partial sums of a row-parallel product. */
-tr_status tr_model_linear_partial(tr_model *model, const void *x, int64_t in, tr_weight weight,
-                                  float *y, int64_t out);
+/* grad (+)= values, n of them. */
+tr_status tr_model_add(tr_model *model, int64_t n, const float *values, float *grad);
 
 #endif

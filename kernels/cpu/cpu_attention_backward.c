@@ -1,4 +1,4 @@
-/* Attention backward: one task per sequence and key/value head, which walks the query heads of its group in order.
+/* Attention backward: one task per sequence and key/value head (or part of one), which walks its query heads in order.
  *
  * For a block of queries, with probabilities recomputed from lse (Dao et al. 2022, algorithm 4):
  *     P = exp(scale Q K^T - lse);  M = kept / (1 - p) or 0 (dropout);  dP = M (dO V^T);  delta = sum over keys of P dP
@@ -6,7 +6,7 @@
  * delta comes from fp32 scores and not from the rounded output (dO O), which would leave rows of dS that do not sum to zero, an error that
  * sums over positions (key biases) collect. P and dP of the block's whole rows are therefore kept until delta is known, as column panels of
  * keys, [key panel][query][columns], in which the products with dO and Q read them; for dQ they are turned into column panels of queries.
- * dK and dV are summed in fp32 over all queries of the group in a fixed order and rounded once. Rows above the diagonal are skipped, key
+ * dK and dV are summed in fp32 over all queries of the task in a fixed order and rounded once. Rows above the diagonal are skipped, key
  * panel by key panel. */
 #include "kernels/cpu/cpu_attention_int.h"
 #include "kernels/cpu/cpu_dropout.h"
@@ -25,6 +25,7 @@ typedef struct backward_task {
     const tr_attention *args;
     const tr_cpu_tile *tile;
     int64_t b, kv_head, head;
+    int64_t gradient_head;        /* of dk and dv: the key/value head, or the part of one */
     int64_t columns, rows, depth; /* of tiles; D padded to whole tiles */
     int64_t query, num_queries;   /* the block at hand */
     float *k_columns, *v_columns, *k_rows, *dk, *dv;
@@ -35,13 +36,21 @@ typedef struct backward_task {
     float kept_scale;
 } backward_task;
 
+/* Heads of dk and dv. */
+static int64_t gradient_heads(const tr_attention *args)
+{
+    return args->kv_parts > 1 ? args->K * args->kv_parts : args->K;
+}
+
 static backward_task make_task(const backward_job *job, int64_t index, int thread)
 {
     const tr_cpu_attention_backward_plan *plan = &job->plan;
     backward_task task = {.args = job->args, .tile = job->tile};
     float *at = job->threads + thread * plan->thread;
-    task.b = index / job->args->K;
-    task.kv_head = index % job->args->K;
+    int64_t heads = gradient_heads(job->args);
+    task.b = index / heads;
+    task.gradient_head = index % heads;
+    task.kv_head = task.gradient_head / (heads / job->args->K);
     task.columns = job->tile->columns;
     task.rows = job->tile->rows;
     task.depth = tr_cpu_round_up(job->args->D, job->tile->rows);
@@ -281,28 +290,28 @@ static void backward_piece(void *ctx, int64_t index, int thread)
     const backward_job *job = ctx;
     const tr_attention *args = job->args;
     backward_task task = make_task(job, index, thread);
-    int64_t group = args->A / args->K;
+    int64_t heads = gradient_heads(args), group = args->A / heads;
     pack_keys(&task);
     for (int64_t h = 0; h < group; h++) {
-        task.head = task.kv_head * group + h;
+        task.head = task.gradient_head * group + h;
         for (task.query = 0; task.query < args->T; task.query += TR_ATTENTION_QUERIES) {
             int64_t left = args->T - task.query;
             task.num_queries = left < TR_ATTENTION_QUERIES ? left : TR_ATTENTION_QUERIES;
             backward_queries_block(&task);
         }
     }
-    store_rows(&task, task.dk, 0, args->T, args->K, task.kv_head, args->dk);
-    store_rows(&task, task.dv, 0, args->T, args->K, task.kv_head, args->dv);
+    store_rows(&task, task.dk, 0, args->T, heads, task.gradient_head, args->dk);
+    store_rows(&task, task.dv, 0, args->T, heads, task.gradient_head, args->dv);
 }
 
 static tr_status attention_backward(tr_device *device, const tr_attention *args)
 {
-    TR_ASSERT(args->A % args->K == 0);
+    TR_ASSERT(args->A % args->K == 0 && args->A % gradient_heads(args) == 0);
     backward_job job = {.args = args, .tile = tr_cpu_tile_get()};
     job.plan = tr_cpu_attention_plan_backward(job.tile, args->T, args->D);
     job.threads = tr_cpu_workspace(device, sizeof(float) * (size_t)tr_cpu_num_threads(device) *
                                                (size_t)job.plan.thread);
-    tr_cpu_parallel_for(device, args->B * args->K, backward_piece, &job);
+    tr_cpu_parallel_for(device, args->B * gradient_heads(args), backward_piece, &job);
     return TR_OK;
 }
 

@@ -24,10 +24,12 @@ static int64_t piece_end(int64_t piece, int64_t size, int64_t n)
     return (piece + 1) * size < n ? (piece + 1) * size : n;
 }
 
+/* 0 + x: the bits of a sum with the zeros of other ranks, also where x is -0. */
 TR_VEC_INLINE void widen_vec(tr_dtype dtype, const void *src, int64_t src_begin, float *dst,
                              int64_t i, int count)
 {
-    tr_vec_store(TR_F32, dst, i, count, tr_vec_load(dtype, src, src_begin + i, count));
+    tr_vec_store(TR_F32, dst, i, count,
+                 tr_vec_zero() + tr_vec_load(dtype, src, src_begin + i, count));
 }
 
 TR_VEC_INLINE void forward_rows(tr_dtype dtype, const embedding *a, int64_t begin, int64_t end)

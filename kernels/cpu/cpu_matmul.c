@@ -2,7 +2,7 @@
  *
  * C is cut over rows and columns, never over K, by a grid that is a function of form, M, N and dtypes; each piece is
  * computed by one thread, start to end, so that an element's bits do not depend on the number of threads. How a piece is computed
- * depends on dtype and processor only: by packed tiles of our own, which widen while they pack, on AVX2 and for fp16; by oneDNN's sgemm
+ * depends on dtype and processor, and on whether operands are parts of wider tensors: by packed tiles of our own, which widen while they pack, on AVX2 and for fp16; by oneDNN's sgemm
  * in fp32 on other processors, by oneDNN's matmul in bf16 where the processor has instructions for it. */
 #include "kernels/cpu/cpu_matmul_int.h"
 
@@ -30,6 +30,8 @@ static bool packed_beats_sgemm(void)
 
 static product_way choose_way(const tr_cpu_device *device, const tr_matmul *args)
 {
+    if (args->parts) /* oneDNN chooses kernels by strides, too */
+        return WAY_PACKED;
     if (args->dtype == TR_F32)
         return packed_beats_sgemm() ? WAY_PACKED : WAY_SGEMM;
     if (args->dtype == TR_BF16 && device->products != NULL)

@@ -76,6 +76,9 @@ static void gelu_case(op_env *env, void *context)
     op_expect_close("gelu dx", &dx, d, 2e-6, 4e-6);
     op_record(env, &out);
     op_record(env, &dx);
+    op_tensor over_x = op_tensor_copy(env, &x);
+    env->ops.gelu_backward(env->device, c->dtype, c->n, over_x.data, dout.data, over_x.data);
+    op_expect_same_bits("dx over x", &over_x, &dx);
     env->ops.gelu_backward(env->device, c->dtype, c->n, x.data, dout.data, dout.data);
     op_expect_same_bits("dx over dout", &dout, &dx);
     op_free(y);

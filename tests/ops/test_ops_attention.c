@@ -296,6 +296,79 @@ static void test_dropout(void **state)
     }
 }
 
+/* [rows,heads,D] with every head `times` times in a row. */
+static op_tensor heads_repeat(op_env *env, const op_tensor *tensor, int64_t D, int times)
+{
+    op_tensor repeated = op_tensor_new(env, tensor->dtype, tensor->n * times);
+    for (int64_t i = 0; i < tensor->n; i++)
+        for (int t = 0; t < times; t++)
+            op_set(&repeated, (i / D * times + t) * D + i % D, op_get(tensor, i));
+    return repeated;
+}
+
+/* Key/value gradients in parts are those of as many heads of their own with the same keys and values, bit for bit. */
+static void parts_case(op_env *env, void *context)
+{
+    enum { PARTS = 2 };
+    const shape *s = context;
+    const tr_workspace_need need = {
+        .dtype = TR_F32, .B = s->B, .T = s->T, .A = s->A, .K = s->K * PARTS, .D = s->D};
+    for (int d = 0; d < OP_NUM_DTYPES; d++) {
+        tr_dtype dtype = op_dtypes[d];
+        op_workspace(env, &need);
+        op_tensor q = op_tensor_random(env, dtype, num_query(s), 1, 0.0, 2.0);
+        op_tensor k = op_tensor_random(env, dtype, num_key(s), 2, 0.0, 2.0);
+        op_tensor v = op_tensor_random(env, dtype, num_key(s), 3, 0.0, 2.0);
+        op_tensor dout = op_tensor_random(env, dtype, num_query(s), 4, 0.0, 2.0);
+        op_tensor out = op_tensor_new(env, dtype, num_query(s));
+        op_tensor lse = op_tensor_new(env, TR_F32, s->B * s->A * s->T);
+        op_tensor keys = heads_repeat(env, &k, s->D, PARTS);
+        op_tensor values = heads_repeat(env, &v, s->D, PARTS);
+        op_tensor gradients[2][3]; /* dq, dk, dv, in parts and of heads of their own */
+        tr_attention args = {.B = s->B,
+                             .T = s->T,
+                             .A = s->A,
+                             .D = s->D,
+                             .dtype = dtype,
+                             .scale = 0.4f,
+                             .dropout = {s->dropout, 77, samples, s->T},
+                             .q = q.data,
+                             .out = out.data,
+                             .lse = lse.data,
+                             .dout = dout.data};
+        for (int own = 0; own < 2; own++) {
+            for (int g = 0; g < 3; g++)
+                gradients[own][g] =
+                    op_tensor_new(env, dtype, g == 0 ? num_query(s) : num_key(s) * PARTS);
+            args.K = own ? s->K * PARTS : s->K;
+            args.kv_parts = own ? 1 : PARTS;
+            args.k = own ? keys.data : k.data;
+            args.v = own ? values.data : v.data;
+            args.dq = gradients[own][0].data;
+            args.dk = gradients[own][1].data;
+            args.dv = gradients[own][2].data;
+            assert_int_equal(env->ops.attention_forward(env->device, &args), TR_OK);
+            assert_int_equal(env->ops.attention_backward(env->device, &args), TR_OK);
+        }
+        op_expect_same_bits("dq", &gradients[0][0], &gradients[1][0]);
+        op_expect_same_bits("dk", &gradients[0][1], &gradients[1][1]);
+        op_expect_same_bits("dv", &gradients[0][2], &gradients[1][2]);
+        op_record(env, &gradients[0][1]);
+        op_release(env, 0);
+    }
+}
+
+static void test_key_value_parts(void **state)
+{
+    static const shape shapes[] = {
+        {2, 37, 4, 1, 16, 0.0f}, {1, 70, 8, 2, 24, 0.2f}, {1, 5, 4, 2, 8, 0.0f}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        shape s = shapes[i];
+        op_run_case(parts_case, &s);
+    }
+}
+
 /* A single position attends to itself alone: the value comes out bit for bit, whatever the score. */
 static void single_case(op_env *env, void *context)
 {
@@ -375,8 +448,8 @@ static void test_kept_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_dropout), cmocka_unit_test(test_single_position),
-        cmocka_unit_test(test_kept_share)};
+        cmocka_unit_test(test_reference),  cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_dropout),    cmocka_unit_test(test_single_position),
+        cmocka_unit_test(test_kept_share), cmocka_unit_test(test_key_value_parts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

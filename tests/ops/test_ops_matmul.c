@@ -42,7 +42,7 @@ static operands make_operands(op_env *env, const shape *s, tr_dtype dtype, tr_dt
     return o;
 }
 
-static void multiply(op_env *env, operands *o, tr_dtype dtype)
+static void multiply(op_env *env, const operands *o, tr_dtype dtype, bool parts)
 {
     const shape *s = o->s;
     const tr_matmul args = {.form = s->form,
@@ -58,7 +58,8 @@ static void multiply(op_env *env, operands *o, tr_dtype dtype)
                             .bias = o->with_bias ? o->bias.data : NULL,
                             .C = o->c.data,
                             .ldc = o->ldc,
-                            .accumulate = o->accumulate};
+                            .accumulate = o->accumulate,
+                            .parts = parts};
     assert_int_equal(env->ops.matmul(env->device, &args), TR_OK);
     op_record(env, &o->c);
 }
@@ -115,11 +116,11 @@ static void check_variants(op_env *env, const shape *s)
             tr_dtype c_dtype = variant == 4 ? op_dtypes[d] : TR_F32;
             int mark = env->num_memory;
             operands o = make_operands(env, s, op_dtypes[d], c_dtype, with_bias, accumulate);
-            multiply(env, &o, op_dtypes[d]);
+            multiply(env, &o, op_dtypes[d], false);
             expect_product(&o);
             if (variant == 4) {
                 operands biased = make_operands(env, s, op_dtypes[d], c_dtype, true, false);
-                multiply(env, &biased, op_dtypes[d]);
+                multiply(env, &biased, op_dtypes[d], false);
                 expect_product(&biased);
             }
             op_release(env, mark);
@@ -152,7 +153,7 @@ static void large_case(op_env *env, void *context)
     for (int d = 0; d < 2; d++) {
         int mark = env->num_memory;
         operands o = make_operands(env, s, op_dtypes[d], op_dtypes[d], d == 1, d == 0);
-        multiply(env, &o, op_dtypes[d]);
+        multiply(env, &o, op_dtypes[d], false);
         for (uint64_t i = 0; i < 64; i++)
             expect_element(&o, (int64_t)(op_random(5, i) * (double)s->M),
                            (int64_t)(op_random(6, i) * (double)s->N));
@@ -181,8 +182,8 @@ static void rounding_case(op_env *env, void *context)
     for (int d = 1; d < OP_NUM_DTYPES; d++) {
         operands wide = make_operands(env, s, op_dtypes[d], TR_F32, true, false);
         operands narrow = make_operands(env, s, op_dtypes[d], op_dtypes[d], true, false);
-        multiply(env, &wide, op_dtypes[d]);
-        multiply(env, &narrow, op_dtypes[d]);
+        multiply(env, &wide, op_dtypes[d], false);
+        multiply(env, &narrow, op_dtypes[d], false);
         op_tensor rounded = op_tensor_new(env, op_dtypes[d], wide.c.n);
         for (int64_t i = 0; i < wide.c.n; i++)
             op_set(&rounded, i, op_get(&wide.c, i));
@@ -197,9 +198,49 @@ static void test_one_rounding(void **state)
     op_run_case(rounding_case, &s);
 }
 
+/* With `parts`, the bits of a product do not depend on how wide the tensors are that its operands are parts of. */
+static void parts_case(op_env *env, void *context)
+{
+    const shape *dense = context;
+    for (int d = 0; d < OP_NUM_DTYPES; d++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            int mark = env->num_memory;
+            shape wide_shape = *dense;
+            wide_shape.padding = 1024; /* a stride that libraries treat with care */
+            operands o = make_operands(env, dense, op_dtypes[d], TR_F32, false, accumulate != 0);
+            operands wide =
+                make_operands(env, &wide_shape, op_dtypes[d], TR_F32, false, accumulate != 0);
+            const int64_t rows[3] = {o.a.n / o.lda, o.b.n / o.ldb, dense->M};
+            const int64_t cols[3] = {o.lda, o.ldb, o.ldc};
+            op_tensor *from[3] = {&o.a, &o.b, &o.c}, *to[3] = {&wide.a, &wide.b, &wide.c};
+            for (int t = 0; t < (accumulate ? 3 : 2); t++)
+                for (int64_t i = 0; i < rows[t] * cols[t]; i++)
+                    op_set(to[t], i / cols[t] * (cols[t] + wide_shape.padding) + i % cols[t],
+                           op_get(from[t], i));
+            multiply(env, &o, op_dtypes[d], true);
+            multiply(env, &wide, op_dtypes[d], true);
+            for (int64_t m = 0; m < dense->M; m++)
+                for (int64_t n = 0; n < dense->N; n++)
+                    if (at(&o.c, o.ldc, m, n) != at(&wide.c, wide.ldc, m, n))
+                        fail_msg("element (%lld, %lld) depends on strides", (long long)m,
+                                 (long long)n);
+            op_release(env, mark);
+        }
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    for (int form = TR_MATMUL_NT; form <= TR_MATMUL_TN; form++) {
+        shape s = {(tr_matmul_form)form, 70, 96, 300, 0};
+        op_run_case(parts_case, &s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_small), cmocka_unit_test(test_large),
-                                       cmocka_unit_test(test_one_rounding)};
+                                       cmocka_unit_test(test_one_rounding),
+                                       cmocka_unit_test(test_parts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -224,6 +224,31 @@ static void wait_case(fx_job *job, tr_transport inside, double wire)
     fx_gather(job);
 }
 
+/* ---- tensor: half a product's rows under the other half, sums under weight gradients ---- */
+
+/* Every exchange takes less than a product: with overlap most of the wire's time is hidden, without it none is. */
+static void tensor_case(fx_job *job, const void *context)
+{
+    const char *layout = context;
+    static const double wire = 2e-3;
+    const slow_rule rule = {"tensor", SLOW_ANY_KIND, wire, 0};
+    char on[512], off[512];
+    snprintf(on, sizeof on, "%s parallel.overlap=true", layout);
+    snprintf(off, sizeof off, "%s parallel.overlap=false", layout);
+    outcome hidden = measure(job, on, product_s, &rule, 1);
+    outcome exposed = measure(job, off, product_s, &rule, 1);
+    if (job->rank != 0)
+        return;
+    print(job, "slow network, overlap", &hidden);
+    print(job, "slow network, no overlap", &exposed);
+    fx_check(job, hidden.times.tensor < 0.6 * exposed.times.tensor,
+             "%s: %.1f of %.1f ms between tensor ranks stay exposed", layout,
+             hidden.times.tensor * 1e3, exposed.times.tensor * 1e3);
+    fx_check(job, hidden.seconds < exposed.seconds - 0.3 * exposed.times.tensor,
+             "%s: a step takes %.1f ms, without overlap %.1f ms", layout, hidden.seconds * 1e3,
+             exposed.seconds * 1e3);
+}
+
 /* Times are those of a machine that others use too: a case may fail twice. */
 static void best_of_three(fx_job *job, void (*run)(fx_job *job, const void *context),
                           const void *context)
@@ -246,6 +271,14 @@ int main(int argc, char **argv)
             best_of_three(&job, data_case, &data_tests[i]);
     if (fx_case(&job, "pipeline"))
         best_of_three(&job, pipeline_case, NULL);
+    if (fx_case(&job, "tensor")) {
+        const char *layout =
+            "model.layers=4 parallel.tensor=2 train.global_batch=1 device.threads=1";
+        char without[256];
+        best_of_three(&job, tensor_case, layout);
+        snprintf(without, sizeof without, "%s parallel.sequence=false", layout);
+        best_of_three(&job, tensor_case, without);
+    }
     if (fx_case(&job, "wait")) {
         wait_case(&job, TR_TRANSPORT_SHM, 0);
         wait_case(&job, TR_TRANSPORT_MPI, 0);

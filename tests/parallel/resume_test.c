@@ -496,20 +496,23 @@ static void resumed_config(fx_job *job, tr_config *cfg, const char *name, const 
     fx_need(job, tr_config_resolve(cfg, ranks));
 }
 
-/* The reduction tree comes from the checkpoint unless the user says otherwise. Rank 0 alone. */
+/* The reduction tree and the tensor slices come from the checkpoint unless the user says otherwise. Rank 0 alone. */
 static void test_recorded_tree(fx_job *job)
 {
     static const struct {
         const char *more;
         int64_t leaves; /* after resolving for one data rank */
-    } tries[] = {{"", 4},
-                 {"train.reduction_leaves=2", 2},
-                 {"checkpoint.resume=none", 1},
-                 {"checkpoint.weights_only=true", 1},
-                 {"train.global_batch=6", 1}}; /* another batch, of which four is no divisor */
+        int64_t slices;
+    } tries[] = {{"", 4, 2},
+                 {"train.reduction_leaves=2", 2, 2},
+                 {"train.tensor_slices=4", 4, 4},
+                 {"checkpoint.resume=none", 1, 0},
+                 {"checkpoint.weights_only=true", 1, 0},
+                 {"train.global_batch=6", 1, 2}}; /* another batch, of which four is no divisor */
     tr_metrics metrics[1];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=4", "tree", ""), NULL, NULL);
+    fx_open(job, &fx, "g", settings("parallel.data=4", "tree", "train.tensor_slices=2"), NULL,
+            NULL);
     steps(&fx, 1, metrics);
     save(&fx);
     fx_close(&fx);
@@ -518,6 +521,8 @@ static void test_recorded_tree(fx_job *job)
         resumed_config(job, &cfg, "tree", tries[i].more, 1);
         fx_check(job, cfg.train.reduction_leaves == tries[i].leaves, "%s: %lld leaves",
                  tries[i].more, (long long)cfg.train.reduction_leaves);
+        fx_check(job, cfg.train.tensor_slices == tries[i].slices, "%s: %lld slices", tries[i].more,
+                 (long long)cfg.train.tensor_slices);
         tr_config_clear(&cfg);
     }
 }

@@ -158,6 +158,34 @@ static void test_reduction_order(void **state)
     tr_config_clear(&cfg);
 }
 
+/* Four heads, two of keys and values, 256 wide, 32 tokens: 1, 2 and 4 slices. A tensor size that does not divide them runs without. */
+static void test_tensor_slices(void **state)
+{
+    (void)state;
+    tr_config cfg;
+    static const struct {
+        const char *text;
+        int64_t slices;
+        bool warned;
+    } cases[] = {{"parallel.tensor=4", 0, false},
+                 {"train.tensor_slices=4", 4, false},
+                 {"train.tensor_slices=4 parallel.tensor=2", 4, false},
+                 {"train.tensor_slices=4 parallel.tensor=4", 4, false},
+                 {"train.tensor_slices=2 parallel.tensor=4", 0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        resolves(&cfg, cases[i].text, 4);
+        assert_int_equal(cfg.derived.tensor_slices, cases[i].slices);
+        bool warned = cfg.derived.warnings && strstr(cfg.derived.warnings, "tensor_slices") != NULL;
+        assert_int_equal(warned, cases[i].warned);
+        tr_config_clear(&cfg);
+    }
+    refuses("train.tensor_slices=8", 4, "train.tensor_slices (command line) = 8", "model.heads 4",
+            "train.tensor_slices = 4, or 0");
+    refuses("train.tensor_slices=3", 1, "a power of two", "train.tensor_slices = 2 or 4, or 0");
+    refuses("train.tensor_slices=4 train.seq_len=6", 1, "tokens of a microbatch (6)",
+            "train.tensor_slices = 2, or 0");
+}
+
 static void test_sharding_groups(void **state)
 {
     (void)state;
@@ -358,6 +386,7 @@ int main(void)
         cmocka_unit_test(test_batch),
         cmocka_unit_test(test_reduction_tree),
         cmocka_unit_test(test_reduction_order),
+        cmocka_unit_test(test_tensor_slices),
         cmocka_unit_test(test_sharding_groups),
         cmocka_unit_test(test_model_sizes),
         cmocka_unit_test(test_training_numbers),
