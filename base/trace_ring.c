@@ -22,6 +22,8 @@ int tr_trace_track_add(tr_trace_ring *ring, const char *name)
 
 void tr_trace_ring_start(tr_trace_ring *ring)
 {
+    /* So that no event meets a page of its memory for the first time. */
+    memset(ring->events, 0, (size_t)ring->capacity * sizeof ring->events[0]);
     ring->num_added = 0;
     ring->on = true;
 }

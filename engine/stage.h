@@ -69,6 +69,7 @@ typedef struct tr_stage {
     /* of the current pass */
     const tr_microbatch *microbatches; /* [M of this rank] */
     tr_loss loss;
+    int written_unit, written_microbatch; /* whose weight gradients are being written */
     float grad_scale; /* what the sum of losses is multiplied by before backward */
 } tr_stage;
 

@@ -4,7 +4,7 @@
 
 #include "engine/stage.h"
 
-/* What the executors of this stage call. */
+/* What the executors of this stage call; from here on the model tells the stage how far it is. */
 tr_stage_functions tr_stage_pass_functions(tr_stage *stage);
 
 #endif

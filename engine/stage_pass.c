@@ -18,12 +18,19 @@ static tr_head_slot *head_of(const tr_stage *stage, int microbatch)
     return &stage->heads[stage->model.training ? stage->head_of[microbatch] : 0];
 }
 
-/* After a unit (the embedding, a layer, the head): its place in the trace, and what was posted is moved on. */
+/* After a product or a unit: what was posted is moved on. */
+static tr_status move_on(void *context)
+{
+    const tr_stage *stage = context;
+    return stage->progress != NULL ? tr_group_progress(stage->progress) : TR_OK;
+}
+
+/* After a unit (the embedding, a layer, the head). */
 static tr_status unit_done(tr_stage *stage, const char *name, int layer, double begin)
 {
     if (tr_trace_is_on(&stage->trace))
         tr_trace_add(&stage->trace, TR_TRACE_COMPUTE, 0, name, begin)->number = layer;
-    return stage->progress != NULL ? tr_group_progress(stage->progress) : TR_OK;
+    return move_on(stage);
 }
 
 static tr_status stage_forward(void *context, int number, int microbatch, int slot_number,
@@ -83,7 +90,25 @@ typedef struct backward_pass {
     void *grad_input;          /* NULL for chunk 0, and in the weight part */
 } backward_pass;
 
-/* The unit's weight gradients of the microbatch are written. */
+static void unit_begin(const backward_pass *pass, int unit)
+{
+    pass->stage->written_unit = tr_local_unit(&pass->stage->local, unit);
+    pass->stage->written_microbatch = pass->microbatch;
+}
+
+/* One of the unit's weight gradients of the microbatch is written. */
+static tr_status item_end(void *context, tr_param_role role)
+{
+    tr_stage *stage = context;
+    const tr_local_params *local = &stage->local;
+    const int *first = &local->unit_first[stage->written_unit];
+    for (int i = first[0]; i < first[1]; i++)
+        if (local->items[i].param->role == role)
+            return tr_gradients_item_end(&stage->gradients, i, stage->written_microbatch);
+    return TR_OK;
+}
+
+/* All of them are. */
 static tr_status unit_end(const backward_pass *pass, int unit)
 {
     tr_stage *stage = pass->stage;
@@ -117,6 +142,7 @@ static tr_status backward_top(const backward_pass *pass, const void **dy)
     *dy = dx;
     if (chunk->last) {
         TR_TRY(weights_read(stage, TR_UNIT_HEAD));
+        unit_begin(pass, TR_UNIT_HEAD);
         double begin = tr_trace_now(&stage->trace);
         tr_head_slot *head = head_of(stage, pass->microbatch);
         TR_TRY(tr_head_backward(model, &stage->microbatches[pass->microbatch], &head->saved,
@@ -149,6 +175,7 @@ static tr_status backward_run(const backward_pass *pass, unsigned parts)
     for (int l = chunk->num_layers - 1; l >= 0; l--) {
         void *dx = stream_gradient(pass, l);
         TR_TRY(weights_read(stage, chunk->first_layer + l));
+        unit_begin(pass, chunk->first_layer + l);
         double begin = tr_trace_now(&stage->trace);
         TR_TRY(tr_block_backward(model, chunk->first_layer + l, batch, &pass->slot->blocks[l],
                                  pass->pending != NULL ? &pass->pending->blocks[l] : NULL,
@@ -210,6 +237,8 @@ static tr_status stage_backward_weight(void *context, int number, int microbatch
 
 tr_stage_functions tr_stage_pass_functions(tr_stage *stage)
 {
+    stage->model.hooks =
+        (tr_model_hooks){.context = stage, .product = move_on, .written = item_end};
     return (tr_stage_functions){.context = stage,
                                 .input = stage_input,
                                 .forward = stage_forward,

@@ -166,6 +166,8 @@ static tr_status product_gradient(const block_pass *pass, const char *site, tr_p
     if (has_part(model, TR_BACKWARD_WEIGHT) && grad != NULL) {
         float *sums = sum < 0 ? NULL : pass->pending->row_sums + sum * model->H;
         TR_TRY(tr_row_sums_columns(model, dy, sums, grad));
+        if (sums == NULL)
+            TR_TRY(tr_model_written(model, bias));
     }
     return tr_model_gather(model, dy, full);
 }
@@ -228,7 +230,11 @@ static tr_status mlp_backward(const block_pass *pass)
         TR_TRY(mlp_weights(pass, full));
     if (!input)
         return TR_OK;
-    return tr_row_sums_norm_backward(model, &norm, partial, pass->dy, pass->pending->dmiddle);
+    TR_TRY(tr_row_sums_norm_backward(model, &norm, partial, pass->dy, pass->pending->dmiddle));
+    if (!weight || tr_row_sums_wait(model))
+        return TR_OK;
+    TR_TRY(tr_model_written(model, TR_ROLE_NORM2_BIAS));
+    return tr_model_written(model, TR_ROLE_NORM2_WEIGHT);
 }
 
 /* scratch.dattention -> gradients of queries, keys and values. */

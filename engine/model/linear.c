@@ -57,7 +57,8 @@ static tr_status multiply(const tr_model *model, tr_matmul *args)
 {
     args->dtype = model->dtype;
     args->parts = model->sliced;
-    return model->device->ops->matmul(model->device, args);
+    TR_TRY(model->device->ops->matmul(model->device, args));
+    return model->hooks.product != NULL ? model->hooks.product(model->hooks.context) : TR_OK;
 }
 
 tr_status tr_linear_forward(tr_model *model, int layer, tr_param_role role, const void *x, void *y)
@@ -236,10 +237,12 @@ tr_status tr_linear_weight(tr_model *model, int layer, tr_param_role role, const
                           .accumulate = model->accumulate};
         TR_TRY(multiply(model, &args));
     }
+    TR_TRY(tr_model_written(model, role));
     if (l.row_parallel || l.bias.grad == NULL)
         return TR_OK;
-    return model->device->ops->column_sum(model->device, model->dtype, model->R, l.out, dy,
-                                          l.bias.grad, model->accumulate);
+    TR_TRY(model->device->ops->column_sum(model->device, model->dtype, model->R, l.out, dy,
+                                          l.bias.grad, model->accumulate));
+    return tr_model_written(model, role + 1);
 }
 
 /* ---- keys and values that slices share ---- */

@@ -105,6 +105,16 @@ enum {
     TR_BACKWARD_BOTH = TR_BACKWARD_INPUT | TR_BACKWARD_WEIGHT
 };
 
+/* Whom a pass tells how far it is; functions may be NULL. */
+typedef struct tr_model_hooks {
+    void *context;
+    /* After each product: a moment to move messages on. */
+    tr_status (*product)(void *context);
+    /* The microbatch's gradient of a weight of the unit at work is complete, and may go on its way under the rest of the unit. What is not told is complete at
+     * the unit's end. */
+    tr_status (*written)(void *context, tr_param_role role);
+} tr_model_hooks;
+
 typedef struct tr_model {
     const tr_config *cfg;
     tr_device *device;
@@ -129,6 +139,7 @@ typedef struct tr_model {
     bool accumulate; /* weight gradients are added */
     unsigned
         parts; /* what backward functions do; the input part reads weights, the weight part only their gradients */
+    tr_model_hooks hooks;
 } tr_model;
 
 /* Fills dimensions and lays out scratch: activations' scratch in `activations`, rope in `workspace`. weights is allocated here; its entries are the caller's to set. */
@@ -182,5 +193,11 @@ tr_norm_kind tr_model_norm_kind(const tr_model *model);
 tr_status tr_model_gather(tr_model *model, const void *rows, const void **full);
 /* grad (+)= values, n of them. */
 tr_status tr_model_add(tr_model *model, int64_t n, const float *values, float *grad);
+
+static inline tr_status tr_model_written(const tr_model *model, tr_param_role role)
+{
+    const tr_model_hooks *hooks = &model->hooks;
+    return hooks->written != NULL ? hooks->written(hooks->context, role) : TR_OK;
+}
 
 #endif

@@ -84,6 +84,18 @@ bool fx_check(fx_job *job, bool condition, const char *format, ...)
     return false;
 }
 
+void fx_best_of_three(fx_job *job, void (*run)(fx_job *job, const void *context),
+                      const void *context)
+{
+    for (int turn = 0; turn < 3; turn++) {
+        int before = job->failures;
+        run(job, context);
+        if (turn == 2 || fx_gather_max(job, job->failures - before) == 0)
+            return;
+        job->failures = before;
+    }
+}
+
 void fx_need(fx_job *job, tr_status status)
 {
     if (status == TR_OK)

@@ -68,6 +68,10 @@ int64_t fx_gather_max(fx_job *job, int64_t value);
 bool fx_check(fx_job *job, bool condition, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* For what depends on times: runs it up to three times, until it fails nowhere; on a machine that others use too it may fail twice. */
+void fx_best_of_three(fx_job *job, void (*run)(fx_job *job, const void *context),
+                      const void *context);
+
 /* Configuration configs/tiny-MODEL.yaml (model "g" or "l") with overrides separated by blanks, resolved for its own product of axes. The
  * status of the resolution; on failure nothing needs clearing. */
 tr_status fx_resolve(tr_config *cfg, const char *model, const char *overrides);

@@ -217,8 +217,9 @@ static void run(fx_job *job, const char *layout, int num_steps, char *folder, ch
     fx_close(&fx);
 }
 
-static void whole_case(fx_job *job, double ahead)
+static void whole_case(fx_job *job, const void *context)
 {
+    double ahead = *(const double *)context;
     char folder[FX_FOLDER], path[FX_FOLDER + 16];
     tr_metrics metrics[4];
     trace all;
@@ -278,8 +279,22 @@ static void whole_case(fx_job *job, double ahead)
 }
 
 /* Layouts with more in a step than any other, for the room that is planned and the lanes that are drawn. */
-static void layout_case(fx_job *job, const char *layout, const char *weight_action)
+static const char *const layouts[][2] = {
+    {"parallel.pipeline=2 parallel.tensor=2 parallel.schedule=zb-h1 train.global_batch=6 "
+     "log.trace=2",
+     "1W3"},
+    {"parallel.data=4 parallel.zero=3 parallel.shard_ranks=2 parallel.bucket_mb=0.01 "
+     "train.global_batch=8 log.trace=2",
+     "0B1"},
+    {"parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
+     "parallel.zero=2 train.global_batch=8 log.trace=2",
+     "2W0"},
+};
+
+static void layout_case(fx_job *job, const void *context)
 {
+    const char *layout = ((const char *const *)context)[0];
+    const char *weight_action = ((const char *const *)context)[1];
     char folder[FX_FOLDER], path[FX_FOLDER + 16];
     tr_metrics metrics[2];
     trace all;
@@ -301,8 +316,9 @@ static void layout_case(fx_job *job, const char *layout, const char *weight_acti
 }
 
 /* One rank, no groups. */
-static void single_case(fx_job *job)
+static void single_case(fx_job *job, const void *context)
 {
+    (void)context;
     char folder[FX_FOLDER], path[FX_FOLDER + 16];
     tr_metrics metrics[2];
     trace all;
@@ -367,26 +383,16 @@ int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
+    static const double together = 0, apart = 3.5;
     if (fx_case(&job, "whole"))
-        whole_case(&job, 0);
+        fx_best_of_three(&job, whole_case, &together);
     if (fx_case(&job, "clocks_apart"))
-        whole_case(&job, 3.5);
-    if (fx_case(&job, "layouts")) {
-        layout_case(&job,
-                    "parallel.pipeline=2 parallel.tensor=2 parallel.schedule=zb-h1 "
-                    "train.global_batch=6 log.trace=2",
-                    "1W3");
-        layout_case(&job,
-                    "parallel.data=4 parallel.zero=3 parallel.shard_ranks=2 "
-                    "parallel.bucket_mb=0.01 train.global_batch=8 log.trace=2",
-                    "0B1");
-        layout_case(&job,
-                    "parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
-                    "parallel.zero=2 train.global_batch=8 log.trace=2",
-                    "2W0");
-    }
+        fx_best_of_three(&job, whole_case, &apart);
+    if (fx_case(&job, "layouts"))
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+            fx_best_of_three(&job, layout_case, layouts[i]);
     if (fx_case(&job, "single"))
-        single_case(&job);
+        fx_best_of_three(&job, single_case, NULL);
     if (fx_case(&job, "off"))
         off_case(&job);
     return fx_end(&job);
