@@ -113,8 +113,12 @@ static void data_case(fx_job *job, const void *context)
     print(job, "fast network", &fast);
     print(job, "slow network, overlap", &hidden);
     print(job, "slow network, no overlap", &exposed);
+    double mean_late = late.late_seconds / (double)late.num_operations;
     printf("  with overlap a rank sees the end of an operation %.1f ms late, at most %.1f ms\n",
-           late.late_seconds / (double)late.num_operations * 1e3, late.latest_seconds * 1e3);
+           mean_late * 1e3, late.latest_seconds * 1e3);
+    /* It looks after each product, not only between layers of 21 and 42 ms. */
+    fx_check(job, mean_late < 4 * product_s, "the end of an operation is seen %.1f ms late",
+             mean_late * 1e3);
     double on_wire = totals.wire_seconds / (NUM_STEPS + test->num_more);
     fx_check(job, fabs(on_wire - wire) < 0.02 * wire,
              "%lld operations were on the wire for %.1f ms a step, not for %.1f",
