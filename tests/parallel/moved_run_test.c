@@ -1,4 +1,5 @@
-/* A run that is saved, and goes on with other data sizes, stage counts and settings, has the bits of the run that never moved (E3). */
+/* A run that is saved, and goes on with other data sizes, stage counts and settings, has the bits of the run that never moved (E3); with
+ * train.tensor_slices also with other tensor sizes (E4). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +75,10 @@ int main(int argc, char **argv)
         "parallel.data=2 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=interleaved "
         "parallel.zero=2",
         "parallel.data=1 parallel.zero=0 parallel.pipeline=4"};
+    static const char *const tensor[MOVES] = {
+        "parallel.tensor=4 parallel.data=2", "parallel.tensor=2 parallel.sequence=false",
+        "parallel.data=4 parallel.pipeline=2 parallel.schedule=zb-h1 parallel.zero=2",
+        "parallel.tensor=2 parallel.pipeline=4 memory.recompute=full"};
     fx_job job = fx_begin(&argc, &argv);
     char folder[FX_FOLDER];
     fx_folder_make(&job, folder);
@@ -94,6 +99,12 @@ int main(int argc, char **argv)
                   "train.precision=bf16 train.reduction_order=rounds train.reduction_leaves=8 "
                   "train.global_batch=16 train.steps=12",
                   sharded_mixed);
+    if (fx_case(&job, "a run in tensor slices moved over tensor, data and pipeline sizes"))
+        moved_run(&job, folder, "slices", "l",
+                  "model.dropout=0.1 train.precision=bf16 train.tensor_slices=4 "
+                  "train.reduction_order=blocks train.reduction_leaves=4 train.global_batch=8 "
+                  "train.steps=12",
+                  tensor);
     fx_folder_remove(&job, folder);
     return fx_end(&job);
 }

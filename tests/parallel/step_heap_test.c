@@ -72,7 +72,10 @@ static void steps_allocate_nothing(fx_job *job)
         {"l", "parallel.tensor=4 parallel.pipeline=2 parallel.virtual=2 "
               "parallel.schedule=interleaved memory.recompute=selective parallel.inside=mpi"},
         {"g", "parallel.data=4 parallel.pipeline=2 parallel.zero=3 parallel.inside=mpi "
-              "train.precision=bf16"}};
+              "train.precision=bf16"},
+        {"l", "parallel.tensor=4 parallel.pipeline=2 parallel.schedule=zb-h1 "
+              "train.tensor_slices=4 parallel.inside=mpi memory.recompute=full"},
+        {"g", "parallel.tensor=2 parallel.data=2 train.tensor_slices=4 model.dropout=0.1"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fx_run fx;
         tr_metrics metrics;
