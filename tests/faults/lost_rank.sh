@@ -28,8 +28,8 @@ dies kill logf $((10 * per_step)) parallel.data=2 parallel.pipeline=2
 dies segv logf $((10 * per_step)) parallel.data=4
 dies exit logf $((5 * per_step)) parallel.data=2 parallel.tensor=2
 dies kill MPI_Isend 700 parallel.data=2 parallel.tensor=2 parallel.inside=mpi # in an all-gather
-dies exit MPI_Isend 100 parallel.data=4 parallel.inside=mpi
-dies segv MPI_Isend 120 parallel.pipeline=4 parallel.inside=mpi model.layers=4 # to the next stage
+dies exit MPI_Isend 250 parallel.data=4 parallel.inside=mpi
+dies segv MPI_Isend 400 parallel.pipeline=4 parallel.inside=mpi model.layers=4 # to the next stage
 for how in kill segv exit; do
     dies $how fsync 2 parallel.data=4
     equal "$what: steps saved" "$(ls "$scratch/run/checkpoints" | grep -c '^step-[0-9]*$')" 1

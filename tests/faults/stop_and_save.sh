@@ -103,6 +103,7 @@ gone
 # A verb that has nothing to save ends at once, by the signal itself.
 what='sample, stopped'
 common="$common run.dir=$scratch/straight"
+: >"$scratch/out" # else the job before is taken for this one's first words
 start 2 sample $config --tokens 100000000 parallel.tensor=1
 for _ in $(seq 100); do
     [ ! -s "$scratch/out" ] || break
