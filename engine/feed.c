@@ -341,3 +341,8 @@ const tr_feed_info *tr_feed_get_info(const tr_feed *feed)
 {
     return &feed->info;
 }
+
+uint64_t tr_feed_fingerprint(const tr_feed *feed)
+{
+    return tr_token_file_fingerprint(feed->file);
+}

@@ -81,6 +81,9 @@ tr_status tr_feed_next(tr_feed *feed, tr_batch *batch);
 
 const tr_feed_info *tr_feed_get_info(const tr_feed *feed);
 
+/* Copies of the same token file have the same one. */
+uint64_t tr_feed_fingerprint(const tr_feed *feed);
+
 /* Bytes of heap memory that a feed with these options holds for its queue. */
 size_t tr_feed_bytes(const tr_feed_options *options);
 

@@ -24,9 +24,11 @@ tr_status tr_run_compare_numerics(tr_run *run)
 /* What a rank may have for itself: its threads, and where its node keeps data. */
 static bool may_differ(const char *name)
 {
-    static const char *const own[] = {"data.", "device.", "log.", "run.", "memory.limit_gb"};
+    static const char *const own[] = {"data.train",     "data.valid",     "data.tokenizer",
+                                      "device.threads", "log.every",      "run.name",
+                                      "run.dir",        "memory.limit_gb"};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
-        if (strncmp(name, own[i], strlen(own[i])) == 0)
+        if (strcmp(name, own[i]) == 0)
             return true;
     return false;
 }
@@ -75,23 +77,29 @@ tr_status tr_run_compare_settings(tr_run *run)
     return status;
 }
 
-/* Copies of the data on several nodes must be the same ones: the order of samples follows from their
- * number, and stages of a pipeline would else take tokens and labels of different samples. */
+/* Copies of the data on several nodes must be the same ones: the order of samples follows from their number, and stages of a pipeline would
+ * else take tokens and labels of different samples. Told by the number of tokens and a fingerprint. */
 tr_status tr_run_compare_data(tr_run *run)
 {
     const tr_feed *feeds[] = {run->train_feed, run->valid_feed};
     static const char *const names[] = {"data.train", "data.valid"};
     for (int i = 0; i < 2; i++) {
-        int64_t own = feeds[i] != NULL ? (int64_t)tr_feed_get_info(feeds[i])->num_tokens : -1;
-        int64_t ends[2] = {own, -own};
-        TR_TRY(tr_run_min(run, ends, 2));
+        const tr_feed_info *info = feeds[i] != NULL ? tr_feed_get_info(feeds[i]) : NULL;
+        const char *path = info != NULL ? info->path : "(none)";
+        int64_t own = info != NULL ? (int64_t)info->num_tokens : -1;
+        int64_t print = info != NULL ? (int64_t)(tr_feed_fingerprint(feeds[i]) >> 1) : -1;
+        int64_t ends[4] = {own, -own, print, -print};
+        TR_TRY(tr_run_min(run, ends, 4));
         if (ends[0] != -ends[1])
             return tr_fail(TR_ERR_DATA,
                            "%s is not the same file on all ranks: %lld tokens in %s of this one, "
                            "%lld to %lld elsewhere; give every node the same copy",
-                           names[i], (long long)own,
-                           feeds[i] != NULL ? tr_feed_get_info(feeds[i])->path : "(none)",
-                           (long long)ends[0], (long long)-ends[1]);
+                           names[i], (long long)own, path, (long long)ends[0], (long long)-ends[1]);
+        if (ends[2] != -ends[3])
+            return tr_fail(TR_ERR_DATA,
+                           "%s is not the same file on all ranks: other tokens than in %s of this "
+                           "one, as many (%lld); give every node the same copy",
+                           names[i], path, (long long)own);
     }
     return TR_OK;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/hash.h"
 #include "io/token_file_int.h"
 
 _Static_assert(sizeof(size_t) == 8, "token files are mapped whole: 64-bit addresses are needed");
@@ -325,6 +326,18 @@ tr_status tr_token_file_read(const tr_token_file *file, uint64_t first, uint64_t
         done += part;
     }
     return TR_OK;
+}
+
+uint64_t tr_token_file_fingerprint(const tr_token_file *file)
+{
+    enum { STRETCHES = 16, LENGTH = 1024 };
+    uint64_t size = file->data.size, length = size < LENGTH ? size : LENGTH;
+    uint64_t last = size - length, hash = size;
+    for (uint64_t i = 0; i < STRETCHES; i++) {
+        uint64_t first = i == STRETCHES - 1 ? last : last / (STRETCHES - 1) * i;
+        hash = tr_hash64(file->data.bytes + first, length, hash);
+    }
+    return hash;
 }
 
 void tr_token_file_document(const tr_token_file *file, uint64_t index, tr_token_document *document)

@@ -50,6 +50,9 @@ const tr_token_info *tr_token_file_info(const tr_token_file *file);
 tr_status tr_token_file_read(const tr_token_file *file, uint64_t first, uint64_t count,
                              int32_t *dst);
 
+/* A hash of the token data's size and of stretches spread over it, its first and last bytes among them: copies of one file have the same one. */
+uint64_t tr_token_file_fingerprint(const tr_token_file *file);
+
 /* The document that holds the token at stream position `token` (must be below num_tokens). */
 void tr_token_file_locate(const tr_token_file *file, uint64_t token, tr_token_document *document);
 

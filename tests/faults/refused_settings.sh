@@ -75,10 +75,14 @@ apart 'rank 1: cannot open the configuration none.yaml' 2 $config none.yaml
 apart 'cannot open the configuration none.yaml' 2 none.yaml $config
 apart 'rank 1: .*unknown setting train.stesp' 2 $config "$config train.stesp=3"
 apart 'train.lr is not the same on all ranks' 2 "$config train.lr=1e-3" "$config train.lr=2e-3"
+apart 'log.trace is not the same on all ranks' 2 "$config log.trace=5" "$config"
 apart 'parallel.data is not the same on all ranks' 2 "$config parallel.data=2" "$config parallel.pipeline=2"
 data other 50
 common="run.dir=$scratch/run"
 apart 'data.train is not the same file on all ranks' 3 "$config data.train=$scratch/text" "$config data.train=$scratch/other"
+tr abc bca <"$scratch/text.txt" >"$scratch/changed.txt"
+"$trine" data build "$scratch/changed.txt" --out "$scratch/changed" >/dev/null || fail 'data build changed'
+apart 'data.train is not the same file on all ranks: other tokens' 3 "$config data.train=$scratch/text" "$config data.train=$scratch/changed"
 apart '3/3 ' 0 "$config data.train=$scratch/text train.steps=3 train.global_batch=2 device.threads=1" "$config data.train=$scratch/text.bin train.steps=3 train.global_batch=2 device.threads=2"
 common="data.train=$scratch/text run.dir=$scratch/run"
 
