@@ -15,7 +15,7 @@ static uint64_t shard_signature(const tr_config *cfg, const tr_param_table *tabl
     tr_local_params_init(&local, table, cfg, mesh);
     for (int i = 0; i < local.num_items; i++) {
         const tr_local_param *item = &local.items[i];
-        signature = signature * 1000003u + (uint64_t)(item->state_end - item->state_begin);
+        signature = signature * 1000003u + (uint64_t)tr_local_param_held(item);
         signature = signature * 1000003u + (uint64_t)(item->shard_end - item->shard_begin);
     }
     tr_local_params_clear(&local);
@@ -67,22 +67,8 @@ tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *r
     return status;
 }
 
-/* Bytes of a rank in a configuration, and what it sends of gradients. */
-static tr_status order_bytes(const tr_config *cfg, int rank, tr_device *device, int64_t *memory,
-                             int64_t *sent)
-{
-    size_t bytes[TR_MEM_NUM];
-    tr_traffic traffic;
-    tr_mesh mesh = tr_config_mesh(cfg, rank);
-    TR_TRY(tr_run_count(cfg, &mesh, device, bytes, &traffic));
-    *memory = 0;
-    for (int c = 0; c < TR_MEM_NUM; c++)
-        *memory += (int64_t)bytes[c];
-    *sent = traffic.gradients;
-    return TR_OK;
-}
-
-tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_order *order)
+tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
+                              tr_plan_order *order)
 {
     tr_config natural = *cfg; /* shallow: read only, not cleared */
     natural.train.reduction_order = tr_config_natural_order(cfg);
@@ -91,15 +77,20 @@ tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_o
     order->natural = natural.train.reduction_order == cfg->train.reduction_order &&
                      natural.derived.leaves == cfg->derived.leaves;
     for (int p = 0; p < cfg->parallel.pipeline && !order->natural; p++) {
-        int64_t memory, sent, natural_memory, natural_sent;
         tr_mesh first = tr_config_mesh(cfg, 0);
         int rank = tr_mesh_rank_at(&first, 0, 0, p);
-        TR_TRY(order_bytes(cfg, rank, device, &memory, &sent));
-        TR_TRY(order_bytes(&natural, rank, device, &natural_memory, &natural_sent));
-        if (p == 0 || memory - natural_memory > order->memory)
-            order->memory = memory - natural_memory;
-        if (p == 0 || sent - natural_sent > order->sent)
-            order->sent = sent - natural_sent;
+        tr_mesh mesh = tr_config_mesh(cfg, rank);
+        size_t bytes[TR_MEM_NUM];
+        tr_traffic traffic;
+        TR_TRY(tr_run_count(&natural, &mesh, device, bytes, &traffic));
+        int64_t memory = (int64_t)ranks[rank].total;
+        for (int c = 0; c < TR_MEM_NUM; c++)
+            memory -= (int64_t)bytes[c];
+        int64_t sent = ranks[rank].traffic.gradients - traffic.gradients;
+        if (p == 0 || memory > order->memory)
+            order->memory = memory;
+        if (p == 0 || sent > order->sent)
+            order->sent = sent;
     }
     return TR_OK;
 }

@@ -23,7 +23,9 @@ typedef struct tr_plan_order {
     bool natural;         /* it is that order: costs nothing */
     int64_t memory, sent; /* bytes more, largest stage; sent: in a step */
 } tr_plan_order;
-tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, tr_plan_order *order);
+/* ranks: from tr_plan_count of the same configuration. */
+tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
+                              tr_plan_order *order);
 
 /* Beside the same layout without slices. */
 typedef struct tr_plan_slices {
@@ -31,8 +33,9 @@ typedef struct tr_plan_slices {
     double sent; /* bytes more that a rank (of the busiest stage) sends to tensor peers in a step */
 } tr_plan_slices;
 
-/* What train.tensor_slices costs in bytes; the sums are of near-equal parts, so `sent` is right within the rounding of these. */
-tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, tr_plan_slices *cost);
+/* What train.tensor_slices costs in bytes; the sums are of near-equal parts, so `sent` is right within the rounding of these. ranks: from tr_plan_count. */
+tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
+                               tr_plan_slices *cost);
 
 typedef struct tr_plan_pipeline {
     double idle_share;    /* of all ranks' time in a step, by the schedule's simulation */

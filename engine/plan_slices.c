@@ -43,21 +43,20 @@ static size_t largest_total(const tr_plan_rank *ranks, int num_ranks)
     return most;
 }
 
-tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, tr_plan_slices *cost)
+tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
+                               tr_plan_slices *cost)
 {
     int num_ranks = (int)cfg->derived.num_ranks;
-    tr_plan_rank *ranks = TR_NEW_ARRAY(tr_plan_rank, (size_t)num_ranks);
+    tr_plan_rank *plain_ranks = TR_NEW_ARRAY(tr_plan_rank, (size_t)num_ranks);
     tr_config plain;
     *cost = (tr_plan_slices){0};
     tr_config_copy(&plain, cfg);
     plain.train.tensor_slices = plain.derived.tensor_slices = 0;
-    tr_status status = tr_plan_count(cfg, device, ranks);
-    cost->memory = (int64_t)largest_total(ranks, num_ranks);
-    if (status == TR_OK)
-        status = tr_plan_count(&plain, device, ranks);
-    cost->memory -= (int64_t)largest_total(ranks, num_ranks);
+    tr_status status = tr_plan_count(&plain, device, plain_ranks);
+    cost->memory =
+        (int64_t)largest_total(ranks, num_ranks) - (int64_t)largest_total(plain_ranks, num_ranks);
     tr_config_clear(&plain);
-    tr_free(ranks);
+    tr_free(plain_ranks);
     TR_TRY(status);
     for (int r = 0; r < num_ranks; r++) {
         tr_arena arenas[3];

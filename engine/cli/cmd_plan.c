@@ -180,10 +180,10 @@ static void traffic_print(const tr_plan_rank *ranks, int num_ranks)
 }
 
 /* How the sum of gradients goes, and what it costs more than the order that this layout would choose. */
-static tr_status order_print(const tr_config *cfg, tr_device *device)
+static tr_status order_print(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks)
 {
     tr_plan_order order;
-    TR_TRY(tr_plan_order_count(cfg, device, &order));
+    TR_TRY(tr_plan_order_count(cfg, device, ranks, &order));
     const tr_reduce_plan *plan = &order.plan;
     char *name = tr_config_get(cfg, "train.reduction_order");
     printf(
@@ -205,12 +205,12 @@ static tr_status order_print(const tr_config *cfg, tr_device *device)
     return TR_OK;
 }
 
-static tr_status slices_print(const tr_config *cfg, tr_device *device)
+static tr_status slices_print(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks)
 {
     tr_plan_slices cost;
     if (cfg->derived.tensor_slices == 0)
         return TR_OK;
-    TR_TRY(tr_plan_slices_count(cfg, device, &cost));
+    TR_TRY(tr_plan_slices_count(cfg, device, ranks, &cost));
     printf("train.tensor_slices %lld costs %lld bytes of the largest rank's, and sends %.0f bytes "
            "more per rank and step between tensor ranks\n",
            (long long)cfg->derived.tensor_slices, (long long)cost.memory, cost.sent);
@@ -265,11 +265,11 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
     if (status == TR_OK) {
         bytes_print(ranks, num_ranks);
         traffic_print(ranks, num_ranks);
-        status = order_print(cfg, device);
+        status = order_print(cfg, device, ranks);
     }
-    tr_free(ranks);
     if (status == TR_OK)
-        status = slices_print(cfg, device);
+        status = slices_print(cfg, device, ranks);
+    tr_free(ranks);
     return status == TR_OK ? pipeline_print(cfg, with_schedule) : status;
 }
 

@@ -181,19 +181,26 @@ static void sent_check(fx_job *job, const char *model, const char *layout)
 
 /* ---- the price that the plan prints ---- */
 
+static void order_count(fx_job *job, const tr_config *cfg, tr_device *device, tr_plan_order *order)
+{
+    tr_plan_rank ranks[FX_MAX_RANKS];
+    fx_need(job, tr_plan_count(cfg, device, ranks));
+    fx_need(job, tr_plan_order_count(cfg, device, ranks, order));
+}
+
 static void price_check(fx_job *job, tr_device *device)
 {
     tr_config cfg;
     tr_plan_order order;
     fx_need(job, fx_resolve(&cfg, "l", "parallel.data=4 parallel.zero=2"));
-    fx_need(job, tr_plan_order_count(&cfg, device, &order));
+    order_count(job, &cfg, device, &order);
     fx_check(job, order.natural && order.memory == 0 && order.sent == 0, "natural order: a price");
     tr_config_clear(&cfg);
     char *layout = tr_format("%s parallel.data=2 train.reduction_leaves=8", shape);
     held eight = held_take(job, device, "l", "parallel.data=2 train.reduction_leaves=8"),
          two = held_take(job, device, "l", "parallel.data=2 train.reduction_leaves=2");
     fx_need(job, fx_resolve(&cfg, "l", layout));
-    fx_need(job, tr_plan_order_count(&cfg, device, &order));
+    order_count(job, &cfg, device, &order);
     fx_check(job, !order.natural && (double)order.memory == eight.gradients - two.gradients,
              "eight leaves: %lld bytes more, expected %g", (long long)order.memory,
              eight.gradients - two.gradients);
@@ -203,7 +210,7 @@ static void price_check(fx_job *job, tr_device *device)
     fx_need(job, fx_resolve(&cfg, "l",
                             "train.global_batch=24 parallel.data=2 train.reduction_order=rounds "
                             "train.reduction_leaves=2"));
-    fx_need(job, tr_plan_order_count(&cfg, device, &order));
+    order_count(job, &cfg, device, &order);
     tr_mesh mesh = tr_config_mesh(&cfg, 0);
     size_t bytes[TR_MEM_NUM];
     tr_traffic traffic;

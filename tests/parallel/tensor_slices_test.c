@@ -118,7 +118,9 @@ static void planned_cost(fx_job *job)
             tr_plan_slices cost;
             fx_need(job, fx_resolve(&cfg, model, sliced));
             fx_need(job, tr_cpu_device_create(&device, 1));
-            fx_need(job, tr_plan_slices_count(&cfg, device, &cost));
+            tr_plan_rank ranks[FX_MAX_RANKS];
+            fx_need(job, tr_plan_count(&cfg, device, ranks));
+            fx_need(job, tr_plan_slices_count(&cfg, device, ranks, &cost));
             double sent = (double)(with[1] - without[1]);
             fx_check(job, with[0] - without[0] == cost.memory, "%s %s: %lld bytes, planned %lld",
                      model, sliced, (long long)(with[0] - without[0]), (long long)cost.memory);
