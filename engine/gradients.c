@@ -16,12 +16,6 @@ static tr_replica_kind replica_kind(const tr_gradients *gradients, const tr_loca
     return TR_REPLICA_NONE;
 }
 
-/* Elements of an item that this rank holds the sum of after the data group's reduction. */
-static int64_t held_elements(const tr_local_param *item)
-{
-    return item->state_end - item->state_begin;
-}
-
 /* Elements of a bucket's items that one kind of tensor sum covers. */
 static int64_t replica_elements(const tr_gradients *gradients, int bucket, tr_replica_kind kind)
 {
@@ -29,7 +23,7 @@ static int64_t replica_elements(const tr_gradients *gradients, int bucket, tr_re
     const tr_bucket_reducer *reducer = &gradients->reducer;
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &gradients->local->items[i]) == kind)
-            elements += held_elements(&gradients->local->items[i]);
+            elements += tr_local_param_held(&gradients->local->items[i]);
     return elements;
 }
 
@@ -92,8 +86,7 @@ static void held_init(tr_gradients *gradients, tr_arena *arena)
     int64_t elements = 0;
     for (int i = 0; i < local->num_items; i++) {
         reducer->held_offset[i] = elements;
-        elements += (held_elements(&local->items[i]) + TR_SHARD_MULTIPLE - 1) / TR_SHARD_MULTIPLE *
-                    TR_SHARD_MULTIPLE;
+        elements += tr_round_up(tr_local_param_held(&local->items[i]), TR_SHARD_MULTIPLE);
     }
     bool in_place = gradients->whole && tr_reduce_num_exchanges(&gradients->plan) == 1;
     if (!in_place) {
@@ -198,7 +191,7 @@ static tr_status merge(tr_gradients *gradients, int leaf, const tr_local_param *
     return TR_OK;
 }
 
-/* Sums the items of one kind over their tensor group, in place in buffer 0. After the data group's sum, never before it: then an element is the tree over
+/* Sums the items of one kind over their tensor group, in place where they are held. After the data group's sum, never before it: then an element is the tree over
  * leaves of each tensor rank, and those are added, on any number of data ranks. */
 static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_kind kind)
 {
@@ -211,8 +204,8 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &items[i]) == kind) {
             memcpy(gradients->replica_source + position, gradients->reducer.held[i],
-                   (size_t)held_elements(&items[i]) * sizeof(float));
-            position += held_elements(&items[i]);
+                   (size_t)tr_local_param_held(&items[i]) * sizeof(float));
+            position += tr_local_param_held(&items[i]);
         }
     TR_TRY(tr_group_all_reduce(gradients->replica_groups[kind], gradients->replica_source,
                                gradients->replica_sum, elements, &gradients->replica_event));
@@ -221,8 +214,8 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
         if (replica_kind(gradients, &items[i]) == kind) {
             memcpy(gradients->reducer.held[i], gradients->replica_sum + position,
-                   (size_t)held_elements(&items[i]) * sizeof(float));
-            position += held_elements(&items[i]);
+                   (size_t)tr_local_param_held(&items[i]) * sizeof(float));
+            position += tr_local_param_held(&items[i]);
         }
     return TR_OK;
 }
@@ -238,14 +231,6 @@ static tr_status buckets_post(tr_gradients *gradients, int chunk, int exchange, 
     return TR_OK;
 }
 
-static int unit_of(const tr_local_params *local, int item)
-{
-    int unit = 0;
-    while (local->unit_first[unit + 1] <= item)
-        unit++;
-    return unit;
-}
-
 /* The first item of a unit that is not written; its end when all are. */
 static int first_missing(const tr_gradients *gradients, int unit)
 {
@@ -259,15 +244,15 @@ tr_status tr_gradients_item_end(tr_gradients *gradients, int item, int microbatc
 {
     const tr_local_params *local = gradients->local;
     int place, leaf = leaf_of(gradients, microbatch, &place);
-    int unit = unit_of(local, item), chunk = local->items[item].chunk;
     if (place < gradients->plan.per_leaf - 1 || gradients->written[item])
         return TR_OK;
     TR_TRY(merge(gradients, leaf, &local->items[item]));
     gradients->written[item] = true;
     if (leaf < gradients->plan.local_leaves - 1 || !gradients->overlap)
         return TR_OK;
-    return buckets_post(gradients, chunk, microbatch / tr_reduce_per_exchange(&gradients->plan),
-                        first_missing(gradients, unit));
+    return buckets_post(gradients, local->items[item].chunk,
+                        microbatch / tr_reduce_per_exchange(&gradients->plan),
+                        first_missing(gradients, local->items[item].unit));
 }
 
 /* An exchange's gradients of a unit are complete. Without overlap whole buffers wait for the end of the chunk, and where nothing will overwrite them for the

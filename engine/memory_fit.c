@@ -20,14 +20,18 @@ static size_t container_cache(void)
 {
     char line[256];
     unsigned long long bytes;
-    size_t cache = 0;
+    size_t cache = 0,
+           shared = 0; /* files in memory (tmpfs) and shared memory count as cache, but stay */
     FILE *file = fopen("/sys/fs/cgroup/memory.stat", "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         if (sscanf(line, "file %llu", &bytes) == 1)
             cache = (size_t)bytes;
+        if (sscanf(line, "shmem %llu", &bytes) == 1)
+            shared = (size_t)bytes;
+    }
     if (file != NULL)
         fclose(file);
-    return cache;
+    return cache > shared ? cache - shared : 0;
 }
 
 /* What the control group that a container's processes see as their root leaves (cgroup v2), or SIZE_MAX. */
@@ -121,8 +125,10 @@ static void remedies_find(const tr_run *run, size_t limit, char *text, size_t te
 {
     tr_config changed = run->cfg; /* shallow: read only, not cleared */
     text[0] = '\0';
-    /* Higher ZeRO stages, each alone, in the order of sums that a new run would take unless it is recorded or asked for. */
-    for (int64_t zero = run->cfg.parallel.zero + 1; zero <= 3 && run->mesh.data_size > 1; zero++) {
+    /* Higher ZeRO stages, each alone, in the order of sums that a new run would take unless it is recorded or asked for. Stage 0 takes any shard_ranks. */
+    bool shards =
+        run->mesh.data_size > 1 && run->cfg.parallel.data % run->cfg.parallel.shard_ranks == 0;
+    for (int64_t zero = run->cfg.parallel.zero + 1; zero <= 3 && shards; zero++) {
         char setting[32];
         snprintf(setting, sizeof setting, "parallel.zero=%d", (int)zero);
         changed.parallel.zero = zero;

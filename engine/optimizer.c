@@ -19,7 +19,7 @@ static tr_status grads_add(tr_optimizer *optimizer, const tr_local_param *embed,
     tr_device *device = optimizer->stage->device;
     float *grad = grad_of(optimizer, embed);
     const float *pair[2] = {grad, head_grad};
-    return device->ops->tree_sum(device, embed->state_end - embed->state_begin, 2, pair, grad);
+    return device->ops->tree_sum(device, tr_local_param_held(embed), 2, pair, grad);
 }
 
 tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer)
@@ -67,7 +67,7 @@ static tr_status item_apply(tr_optimizer *optimizer, const tr_local_param *item,
     tr_stage *stage = optimizer->stage;
     const tr_config *cfg = stage->cfg;
     tr_device *device = stage->device;
-    int64_t n = item->state_end - item->state_begin;
+    int64_t n = tr_local_param_held(item);
     float *master = stage->master + item->state_offset;
     void *compute = tr_weights_target(&stage->weights, item);
     if (update->spread_only)

@@ -71,16 +71,9 @@ static int key_tensor(const tr_mesh *mesh, const tr_config *cfg)
     return mesh->pipeline * mesh->data_size + mesh->data;
 }
 
-/* Tensor ranks that share a key/value head. */
-static int kv_sharers(const tr_mesh *mesh, const tr_config *cfg)
-{
-    int64_t heads = cfg->model.kv_heads;
-    return mesh->tensor_size > heads ? (int)(mesh->tensor_size / heads) : 1;
-}
-
 static int key_kv(const tr_mesh *mesh, const tr_config *cfg)
 {
-    int sharers = kv_sharers(mesh, cfg);
+    int sharers = tr_kv_sharers(cfg, mesh->tensor_size);
     return key_tensor(mesh, cfg) * (mesh->tensor_size / sharers) + mesh->tensor / sharers;
 }
 
@@ -127,7 +120,8 @@ static tr_status groups_create(tr_run *run)
     const tr_mesh *mesh = &run->mesh;
     TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, &run->all));
     TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &run->tensor));
-    TR_TRY(axis_groups_create(run, "kv", kv_sharers(mesh, &run->cfg), key_kv, &run->kv));
+    TR_TRY(axis_groups_create(run, "kv", tr_kv_sharers(&run->cfg, mesh->tensor_size), key_kv,
+                              &run->kv));
     TR_TRY(data_groups_create(run));
     return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline);
 }
@@ -142,14 +136,16 @@ tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *dev
     tr_optimizer optimizer;
     for (int c = 0; c < TR_MEM_NUM; c++)
         tr_arena_init_counting(&arenas[c], (tr_mem_category)c);
-    TR_TRY(tr_stage_init(&stage, cfg, mesh, device, arenas));
+    tr_status status;
+    TR_TRY_GOTO(status, tr_stage_init(&stage, cfg, mesh, device, arenas), clear);
     tr_optimizer_init(&optimizer, &stage);
     for (int c = 0; c < TR_MEM_NUM; c++)
         bytes[c] = arenas[c].peak;
     if (traffic != NULL)
         *traffic = tr_stage_traffic(&stage);
+clear:
     tr_stage_clear(&stage);
-    return TR_OK;
+    return status;
 }
 
 /* ZeRO 3's parameters are what peers gather from, so they lie behind the communication memory proper. */

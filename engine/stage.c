@@ -279,12 +279,14 @@ void tr_stage_clear(tr_stage *stage)
 /* Sums that a group may have in flight at once: the pairs of buffers of parallel/tensor_comm.h and a sum over replicas. */
 enum { TENSOR_SUMS = 7 };
 
-static void sums_reserve(tr_group *group, int64_t elements_per_rank, int num_operations)
+/* For sums of up to `elements` over all ranks of the group. */
+static void sums_reserve(tr_group *group, int64_t elements, int num_operations)
 {
     if (group != NULL)
-        tr_group_reserve(
-            group, (size_t)elements_per_rank * (size_t)(tr_group_size(group) - 1) * sizeof(float),
-            num_operations);
+        tr_group_reserve(group,
+                         (size_t)tr_group_largest_share(group, elements) *
+                             (size_t)(tr_group_size(group) - 1) * sizeof(float),
+                         num_operations);
 }
 
 static int64_t most(int64_t a, int64_t b)
@@ -296,10 +298,9 @@ static int64_t most(int64_t a, int64_t b)
 static void groups_reserve(const tr_stage *stage, const tr_stage_groups *groups)
 {
     const tr_model *model = &stage->model;
-    int64_t size = model->tensor.size;
     int64_t elements = most(model->R * model->H, model->tensor.num_statistics);
     elements = most(elements, stage->gradients.replica_elements);
-    sums_reserve(groups->tensor, (elements + size - 1) / size, TENSOR_SUMS);
+    sums_reserve(groups->tensor, elements, TENSOR_SUMS);
     sums_reserve(groups->kv, most(stage->gradients.replica_elements, model->tensor.num_shared), 1);
 }
 

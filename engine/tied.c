@@ -17,7 +17,7 @@ void tr_tied_init(tr_tied *tied, const tr_local_params *local, const tr_config *
     if (item == NULL)
         return;
     tied->peer = tied->head != NULL ? 0 : head_stage;
-    tied->count = item->state_end - item->state_begin;
+    tied->count = tr_local_param_held(item);
     if (tied->head != NULL)
         source_bytes = sizeof(float);
     if (source_bytes > 0)

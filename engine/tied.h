@@ -14,9 +14,10 @@ typedef struct tr_tied {
     int peer;                           /* stage of the other end */
     int64_t count;                      /* elements of the interval */
     tr_group *pipeline;                 /* set after init */
-    void *source;    /* communication memory: the head's gradient, or the embedding's weights */
-    float *received; /* embedding's end: the head's gradient */
-    tr_event sent;   /* from `source` */
+    void *
+        source; /* communication memory: at the head the gradient, then the weights as received where peers gather them from there; at the embedding the weights */
+    float *received;           /* embedding's end: the head's gradient */
+    tr_event sent;             /* from `source` */
     tr_event weights_received; /* head's end */
 } tr_tied;
 
@@ -29,7 +30,7 @@ tr_status tr_tied_gradient_send(tr_tied *tied, const float *grad);
 /* The embedding's end: waits for it; valid until the next one. */
 tr_status tr_tied_gradient_receive(tr_tied *tied, const float **grad);
 
-/* The embedding's end: the source buffer, free to write, for the interval's weights. */
+/* The source buffer, free to write, for the interval's weights: at the embedding's end to be sent, at the head's to be received into. */
 tr_status tr_tied_weights_source(tr_tied *tied, void **source);
 /* The embedding's end: sends the interval's weights (communication memory, in the compute dtype); `bytes` of it all. */
 tr_status tr_tied_weights_send(tr_tied *tied, const void *weights, size_t bytes);

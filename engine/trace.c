@@ -172,9 +172,9 @@ static void arrow_write(const rank_writer *writer, const tr_trace_event *event, 
     bool is_send = strcmp(event->name, "send") == 0;
     if (!is_send && strcmp(event->name, "recv") != 0)
         return;
-    int64_t step_and_ends[] = {(int64_t)event->track, is_send ? writer->rank : event->peer,
-                               is_send ? event->peer : writer->rank, event->sequence};
-    uint64_t id = tr_hash64(step_and_ends, sizeof step_and_ends, 0) >> 16;
+    int64_t track_and_ends[] = {(int64_t)event->track, is_send ? writer->rank : event->peer,
+                                is_send ? event->peer : writer->rank, event->sequence};
+    uint64_t id = tr_hash64(track_and_ends, sizeof track_and_ends, 0) >> 16;
     tr_trace_file_arrow(writer->file, is_send, writer->rank, thread, is_send ? begin : end, id);
 }
 
@@ -203,12 +203,9 @@ static void event_write(rank_writer *writer, const tr_trace_event *event)
 static void rank_write_begin(const tr_run *run, rank_writer *writer)
 {
     char name[128];
-    tr_mesh mesh = run->mesh;
-    int tensor = writer->rank % mesh.tensor_size;
-    int data = writer->rank / mesh.tensor_size % mesh.data_size;
-    int pipeline = writer->rank / mesh.tensor_size / mesh.data_size;
-    snprintf(name, sizeof name, "rank %d (data %d, tensor %d, pipeline %d)%s", writer->rank, data,
-             tensor, pipeline,
+    tr_mesh mesh = tr_config_mesh(&run->cfg, writer->rank);
+    snprintf(name, sizeof name, "rank %d (data %d, tensor %d, pipeline %d)%s", writer->rank,
+             mesh.data, mesh.tensor, mesh.pipeline,
              writer->header->num_lost > 0 ? ", its first events did not fit" : "");
     tr_trace_file_process(writer->file, writer->rank, name);
 }

@@ -14,11 +14,6 @@ static void *element_at(const tr_weights *weights, void *memory, int64_t element
     return (unsigned char *)memory + (size_t)element * weights->item_bytes;
 }
 
-static int64_t held_elements(const tr_local_param *item)
-{
-    return item->state_end - item->state_begin;
-}
-
 /* A tied head that reads the embedding of this rank: no weights of its own. */
 static bool borrows(const tr_weights *weights, const tr_local_param *item)
 {
@@ -55,7 +50,7 @@ static void intervals_place(tr_weights *weights, tr_arena *parameters)
             if (borrows(weights, item))
                 weights->offsets[i] = weights->offsets[local->num_items - 1];
             else
-                end += held_elements(item);
+                end += tr_local_param_held(item);
         }
     }
     weights->memory = tr_arena_alloc(parameters, (size_t)end * weights->item_bytes);
@@ -184,9 +179,9 @@ static tr_status spread_source(void *context, int piece, void *buffer, const voi
             return tr_tied_weights_wait(weights->tied);
         }
         TR_TRY(device->ops->convert(
-            device, held_elements(item), TR_F32, weights->master + item->state_offset,
+            device, tr_local_param_held(item), TR_F32, weights->master + item->state_offset,
             weights->cfg->train.precision, element_at(weights, buffer, position)));
-        position += held_elements(item);
+        position += tr_local_param_held(item);
     }
     *source = buffer;
     return TR_OK;
@@ -340,8 +335,6 @@ tr_status tr_weights_acquire(tr_weights *weights, int unit)
 {
     int index = tr_local_unit(weights->local, unit);
     TR_ASSERT(index >= 0);
-    if (weights->gather.group != NULL)
-        TR_TRY(tr_group_progress(weights->gather.group));
     if (weights->kind == TR_WEIGHTS_WHOLE)
         return unit == TR_UNIT_HEAD ? tr_tied_weights_wait(weights->tied) : TR_OK;
     if (weights->kind == TR_WEIGHTS_SPREAD)

@@ -14,7 +14,8 @@
 
 #include "base/status.h"
 
-/* name, text. One arena each; TR_MEM_COMMUNICATION is backed by memory that the node's ranks share. */
+/* name, text. One arena each; TR_MEM_COMMUNICATION is backed by memory that the node's ranks share, and so is TR_MEM_PARAMETERS
+ * where peers gather weights from it (ZeRO 3). */
 #define TR_MEM_LIST(X)                                                                             \
     X(PARAMETERS, "parameters")                                                                    \
     X(GRADIENTS, "gradients")                                                                      \

@@ -3,19 +3,15 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/integers.h"
 #include "parallel/shard_map.h"
 
 /* ---- layout ---- */
 
-static bool is_power_of_two(int n)
-{
-    return (n & (n - 1)) == 0;
-}
-
 /* Whether buckets are packed in the order of data ranks, or by sharding rank and then replica. */
 static bool packs_by_data(const tr_mesh *mesh)
 {
-    return mesh->replica_size > 1 && !is_power_of_two(mesh->shard_size);
+    return mesh->replica_size > 1 && !tr_is_power_of_two(mesh->shard_size);
 }
 
 /* The n-th owner in the order in which a bucket is packed. */

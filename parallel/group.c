@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/integers.h"
 #include "base/tree_sum.h"
 #include "parallel/group_int.h"
 
@@ -60,10 +61,16 @@ bool tr_op_is_pair(tr_op_kind kind)
 
 void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end)
 {
-    int64_t each = (n + group->size - 1) / group->size;
-    each = (each + SHARE_MULTIPLE - 1) / SHARE_MULTIPLE * SHARE_MULTIPLE;
+    int64_t each = tr_round_up(n, SHARE_MULTIPLE * (int64_t)group->size) / group->size;
     *begin = each * rank < n ? each * rank : n;
     *end = *begin + each < n ? *begin + each : n;
+}
+
+int64_t tr_group_largest_share(const tr_group *group, int64_t n)
+{
+    int64_t begin, end;
+    tr_group_share(group, n, 0, &begin, &end);
+    return end;
 }
 
 /* In the order of the ranks, so that zeros of both signs and NaNs come out alike everywhere; a NaN wins. */

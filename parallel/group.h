@@ -57,6 +57,9 @@ const tr_group_stats *tr_group_get_stats(const tr_group *group);
  * elements of result per rank: (s - 1) * m * 4). Without it that memory grows on first use. Nothing is needed in shared memory. */
 void tr_group_reserve(tr_group *group, size_t bytes, int num_ops);
 
+/* The most elements that a rank adds of an all-reduce of n. */
+int64_t tr_group_largest_share(const tr_group *group, int64_t n);
+
 /* dst[counts[me]] = tree sum over ranks p of (p's src segment for me). src: fp32, the segments for rank 0, 1, ... one after the other
  * (sum of counts elements). counts (elements, same on all ranks, kept by the caller until completion) may hold zeros. dst may be this rank's own segment of src. */
 tr_status tr_group_reduce_scatter(tr_group *group, const float *src, const int64_t *counts,

@@ -6,6 +6,8 @@
 #ifndef TR_PARALLEL_MESH_H
 #define TR_PARALLEL_MESH_H
 
+#include "base/status.h"
+
 typedef struct tr_mesh {
     int data_size, tensor_size, pipeline_size;
     int shard_size, replica_size;     /* data_size = replica_size * shard_size */
@@ -28,6 +30,7 @@ static inline tr_mesh tr_mesh_make(int data_size, int tensor_size, int pipeline_
                     .shard_size = shard_size,
                     .replica_size = data_size / shard_size,
                     .rank = rank};
+    TR_ASSERT(shard_size * mesh.replica_size == data_size);
     mesh.tensor = rank % tensor_size;
     mesh.data = rank / tensor_size % data_size;
     mesh.pipeline = rank / tensor_size / data_size;

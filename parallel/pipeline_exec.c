@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/integers.h"
 #include "memory/arena.h"
 #include "parallel/schedule_int.h"
 
@@ -37,13 +38,12 @@ struct tr_pipeline_exec {
     int num_send_events;
     tr_event *recv_events; /* one for each receive of the list */
     int live, peak_live;   /* forward activations */
-    double wait_seconds;
-    tr_trace_ring *trace; /* or NULL */
+    tr_trace_ring *trace;  /* or NULL */
 };
 
 static size_t buffer_stride(size_t transfer_bytes)
 {
-    return (transfer_bytes + TR_ARENA_ALIGNMENT - 1) / TR_ARENA_ALIGNMENT * TR_ARENA_ALIGNMENT;
+    return (size_t)tr_round_up((int64_t)transfer_bytes, TR_ARENA_ALIGNMENT);
 }
 
 size_t tr_pipeline_exec_send_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes)
@@ -241,14 +241,9 @@ static void action_trace(const tr_pipeline_exec *exec, const tr_action *action, 
     event->microbatch = action->microbatch;
 }
 
-static tr_status wait_for(tr_pipeline_exec *exec, tr_event *event)
+static tr_status wait_for(tr_event *event)
 {
-    if (event == NULL || event->group == NULL)
-        return TR_OK;
-    double start = tr_clock_seconds();
-    tr_status status = tr_event_wait(event);
-    exec->wait_seconds += tr_clock_seconds() - start;
-    return status;
+    return event != NULL ? tr_event_wait(event) : TR_OK;
 }
 
 static tr_status run_receive(tr_pipeline_exec *exec, const step *one)
@@ -283,8 +278,8 @@ static tr_status call_stage(tr_pipeline_exec *exec, const step *one)
 static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
 {
     const tr_action *action = &one->action;
-    TR_TRY(wait_for(exec, one->event));
-    TR_TRY(wait_for(exec, one->reuse));
+    TR_TRY(wait_for(one->event));
+    TR_TRY(wait_for(one->reuse));
     double begin = tr_trace_now(exec->trace);
     if (action->kind == TR_ACTION_FORWARD && ++exec->live > exec->peak_live)
         exec->peak_live = exec->live;
@@ -298,7 +293,6 @@ static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
 tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec)
 {
     TR_ASSERT(exec->num_stages == 1 || exec->group != NULL);
-    exec->wait_seconds = 0;
     exec->live = exec->peak_live = 0;
     for (int i = 0; i < exec->num_steps; i++) {
         const step *one = &exec->steps[i];
@@ -311,13 +305,8 @@ tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec)
                                  one->action.microbatch, one->event));
     }
     for (int i = 0; i < exec->num_send_events; i++)
-        TR_TRY(wait_for(exec, &exec->send_events[i]));
+        TR_TRY(wait_for(&exec->send_events[i]));
     return TR_OK;
-}
-
-double tr_pipeline_exec_wait_seconds(const tr_pipeline_exec *exec)
-{
-    return exec->wait_seconds;
 }
 
 int tr_pipeline_exec_peak_live(const tr_pipeline_exec *exec)

@@ -58,8 +58,6 @@ void tr_pipeline_exec_set_trace(tr_pipeline_exec *exec, tr_trace_ring *trace);
 /* One whole pass over the list (a step's microbatches); returns when every transfer of it is
  * complete. Collective over the group. */
 tr_status tr_pipeline_exec_run(tr_pipeline_exec *exec);
-/* Seconds of the last run spent waiting for transfers. */
-double tr_pipeline_exec_wait_seconds(const tr_pipeline_exec *exec);
 /* Largest number of forward activations, of all chunks, that were live at once in the last run, from
  * F to W (in-flight count). */
 int tr_pipeline_exec_peak_live(const tr_pipeline_exec *exec);

@@ -3,6 +3,8 @@
  * are merged from the right, which is what splitting at the largest power of two does. */
 #include "parallel/reduce_tree.h"
 
+#include "base/integers.h"
+
 #include "base/status.h"
 
 tr_leaf_step tr_leaf_step_make(int leaf, int num_leaves)
@@ -32,18 +34,13 @@ int tr_leaf_num_kept(int num_leaves)
     return most;
 }
 
-static bool is_power_of_two(int n)
-{
-    return (n & (n - 1)) == 0;
-}
-
 bool tr_reduce_covers(tr_reduction_order order, int num_leaves, int data_size)
 {
     if (num_leaves < 1 || data_size < 1 || num_leaves % data_size != 0)
         return false;
-    if (data_size == 1 || is_power_of_two(num_leaves / data_size))
+    if (data_size == 1 || tr_is_power_of_two(num_leaves / data_size))
         return true;
-    return order == TR_REDUCTION_ROUNDS && is_power_of_two(data_size);
+    return order == TR_REDUCTION_ROUNDS && tr_is_power_of_two(data_size);
 }
 
 tr_reduce_plan tr_reduce_plan_make(tr_reduction_order order, int num_microbatches, int num_leaves,
@@ -54,7 +51,7 @@ tr_reduce_plan tr_reduce_plan_make(tr_reduction_order order, int num_microbatche
     int each = num_leaves / data_size, times = num_microbatches / num_leaves;
     if (order == TR_REDUCTION_BLOCKS)
         return (tr_reduce_plan){data_size, times, each, 1, 1};
-    if (is_power_of_two(data_size))
+    if (tr_is_power_of_two(data_size))
         return (tr_reduce_plan){data_size, 1, 1, each, times};
     return (tr_reduce_plan){data_size, 1, each, 1, times};
 }

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "base/integers.h"
+
 enum { TR_SHARD_MULTIPLE = 64 };
 
 /* Elements [*begin, *end) of a tensor of `count` elements belong to `rank` of `size`; empty for the last ranks of a small tensor. The
@@ -11,8 +13,7 @@ enum { TR_SHARD_MULTIPLE = 64 };
 static inline void tr_shard_interval(int64_t count, int size, int rank, int64_t *begin,
                                      int64_t *end)
 {
-    int64_t units = (count + TR_SHARD_MULTIPLE - 1) / TR_SHARD_MULTIPLE;
-    int64_t each = (units + size - 1) / size * TR_SHARD_MULTIPLE;
+    int64_t each = tr_round_up(count, TR_SHARD_MULTIPLE * (int64_t)size) / size;
     *begin = each * rank < count ? each * rank : count;
     *end = *begin + each < count ? *begin + each : count;
 }

@@ -158,9 +158,8 @@ static tr_status layouts_resolve(tr_job *job, char **layouts, int count, tr_conf
     }
     for (int i = 0; i < count; i++) {
         if (cfgs[i].train.reduction_order == TR_REDUCTION_OPEN)
-            cfgs[i].train.reduction_order = i > 0 ? cfgs[0].train.reduction_order
-                                            : cfgs[0].parallel.zero < 2 ? TR_REDUCTION_BLOCKS
-                                                                        : TR_REDUCTION_ROUNDS;
+            cfgs[i].train.reduction_order =
+                i > 0 ? cfgs[0].train.reduction_order : tr_config_natural_order(&cfgs[0]);
         if (cfgs[i].train.reduction_leaves == 0)
             cfgs[i].train.reduction_leaves = leaves;
         TR_TRY(tr_config_resolve(&cfgs[i], 0));

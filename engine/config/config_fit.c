@@ -6,6 +6,7 @@
 #include <inttypes.h>
 
 #include "base/alloc.h"
+#include "base/integers.h"
 
 char *tr_config_nearest_fit(const tr_config *cfg, int64_t n, int64_t most,
                             bool (*fits)(const tr_config *cfg, int64_t value))
@@ -147,7 +148,7 @@ static bool kv_heads_fit(const tr_config *cfg, int64_t kv)
 
 static bool slices_fit(const tr_config *cfg, int64_t slices)
 {
-    return (slices & (slices - 1)) == 0 && heads_cut(cfg, slices) && cfg->model.ffn % slices == 0 &&
+    return tr_is_power_of_two(slices) && heads_cut(cfg, slices) && cfg->model.ffn % slices == 0 &&
            cfg->train.micro_batch * cfg->train.seq_len % slices == 0;
 }
 

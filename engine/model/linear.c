@@ -88,32 +88,35 @@ tr_status tr_linear_forward(tr_model *model, int layer, tr_param_role role, cons
 
 /* ---- partial sums of slices ---- */
 
-/* A half of the rows of the sums that a tree over slices makes; slot 0 lies in the buffer that goes to the other ranks. */
-typedef struct partial_half {
-    float *partial;
-    int64_t begin, elements;
-} partial_half;
+/* The sums that a tree over slices is made in, n elements each (parallel/reduce_tree.h); the first one becomes the tree. */
+typedef struct slice_sums {
+    int64_t n;
+    float *slots[TR_MODEL_SLOTS + 1];
+} slice_sums;
 
-static float *slot_of(const tr_model *model, const partial_half *half, int slot)
+static slice_sums slice_sums_make(int64_t n, float *tree, float *const scratch[TR_MODEL_SLOTS])
 {
-    return slot == 0 ? half->partial + half->begin : model->scratch.slice_sums[slot - 1];
+    slice_sums sums = {.n = n, .slots = {tree}};
+    for (int i = 0; i < TR_MODEL_SLOTS; i++)
+        sums.slots[i + 1] = scratch[i];
+    return sums;
 }
 
 /* What a slice's sum is combined with once it is there. */
-static tr_status slots_merge(const tr_model *model, const partial_half *half, tr_leaf_step step)
+static tr_status slots_merge(const tr_model *model, const slice_sums *sums, tr_leaf_step step)
 {
     for (int k = 0; k < step.num_merges; k++) {
-        float *left = slot_of(model, half, step.slot - k - 1);
-        const float *pair[2] = {left, slot_of(model, half, step.slot - k)};
-        TR_TRY(model->device->ops->tree_sum(model->device, half->elements, 2, pair, left));
+        float *left = sums->slots[step.slot - k - 1];
+        const float *pair[2] = {left, sums->slots[step.slot - k]};
+        TR_TRY(model->device->ops->tree_sum(model->device, sums->n, 2, pair, left));
     }
     return TR_OK;
 }
 
-static partial_half half_of(const tr_model *model, float *partial, int half)
+static slice_sums half_sums(const tr_model *model, float *partial, int half)
 {
     int64_t elements = tr_tensor_comm_half_rows(&model->tensor) * model->H;
-    return (partial_half){partial, half * elements, elements};
+    return slice_sums_make(elements, partial + half * elements, model->scratch.slice_sums);
 }
 
 tr_status tr_linear_forward_partial(tr_model *model, int layer, tr_param_role role, const void *x,
@@ -123,7 +126,7 @@ tr_status tr_linear_forward_partial(tr_model *model, int layer, tr_param_role ro
     int64_t depth = l.in / l.num_parts, rows = tr_tensor_comm_half_rows(&model->tensor);
     TR_ASSERT(l.row_parallel);
     for (int h = 0; h < model->tensor.num_halves; h++) {
-        partial_half half = half_of(model, partial, h);
+        slice_sums sums = half_sums(model, partial, h);
         for (int p = 0; p < l.num_parts; p++) {
             tr_leaf_step step = tr_leaf_step_make(p, l.num_parts);
             tr_matmul args = {.form = TR_MATMUL_NT,
@@ -135,10 +138,10 @@ tr_status tr_linear_forward_partial(tr_model *model, int layer, tr_param_role ro
                               .lda = l.in,
                               .B = at(model, l.weight.weight, p * depth),
                               .ldb = l.in,
-                              .C = slot_of(model, &half, step.slot),
+                              .C = sums.slots[step.slot],
                               .ldc = l.out};
             TR_TRY(multiply(model, &args));
-            TR_TRY(slots_merge(model, &half, step));
+            TR_TRY(slots_merge(model, &sums, step));
         }
         TR_TRY(tr_tensor_comm_reduce_post(&model->tensor, partial, h));
     }
@@ -175,12 +178,12 @@ tr_status tr_linear_input_partial(tr_model *model, int layer, const tr_linear_te
 {
     int64_t rows = tr_tensor_comm_half_rows(&model->tensor);
     for (int h = 0; h < model->tensor.num_halves; h++) {
-        partial_half half = half_of(model, partial, h);
+        slice_sums sums = half_sums(model, partial, h);
         for (int p = 0; p < model->slices; p++) {
             tr_leaf_step step = tr_leaf_step_make(p, model->slices);
-            TR_TRY(terms_multiply(model, layer, terms, num_terms, h * rows, p,
-                                  slot_of(model, &half, step.slot)));
-            TR_TRY(slots_merge(model, &half, step));
+            TR_TRY(
+                terms_multiply(model, layer, terms, num_terms, h * rows, p, sums.slots[step.slot]));
+            TR_TRY(slots_merge(model, &sums, step));
         }
         TR_TRY(tr_tensor_comm_reduce_post(&model->tensor, partial, h));
     }
@@ -250,10 +253,8 @@ tr_status tr_linear_weight(tr_model *model, int layer, tr_param_role role, const
 /* sum [D,H] = the tree over this rank's sharers of dy^T x, for one head. dy: the first sharer's columns. */
 static tr_status shared_head(tr_model *model, const void *dy, const void *x, float *sum)
 {
-    int64_t n = model->D * model->H, ld = model->K * model->kv_parts * model->D;
-    float *slots[TR_MODEL_SLOTS + 1] = {sum};
-    for (int i = 0; i < TR_MODEL_SLOTS; i++)
-        slots[i + 1] = model->scratch.shared_slots[i];
+    int64_t ld = model->K * model->kv_parts * model->D;
+    slice_sums sums = slice_sums_make(model->D * model->H, sum, model->scratch.shared_slots);
     for (int p = 0; p < model->kv_parts; p++) {
         tr_leaf_step step = tr_leaf_step_make(p, model->kv_parts);
         tr_matmul args = {.form = TR_MATMUL_TN,
@@ -265,14 +266,10 @@ static tr_status shared_head(tr_model *model, const void *dy, const void *x, flo
                           .lda = ld,
                           .B = x,
                           .ldb = model->H,
-                          .C = slots[step.slot],
+                          .C = sums.slots[step.slot],
                           .ldc = model->H};
         TR_TRY(multiply(model, &args));
-        for (int k = 0; k < step.num_merges; k++) {
-            float *left = slots[step.slot - k - 1];
-            const float *pair[2] = {left, slots[step.slot - k]};
-            TR_TRY(model->device->ops->tree_sum(model->device, n, 2, pair, left));
-        }
+        TR_TRY(slots_merge(model, &sums, step));
     }
     return TR_OK;
 }

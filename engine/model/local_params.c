@@ -23,6 +23,12 @@ int64_t tr_vocab_rows(const tr_config *cfg, int64_t tensor_size)
     return (cfg->model.vocab + parts - 1) / parts * (parts / tensor_size);
 }
 
+int tr_kv_sharers(const tr_config *cfg, int tensor_size)
+{
+    int64_t heads = cfg->model.kv_heads;
+    return tensor_size > heads ? (int)(tensor_size / heads) : 1;
+}
+
 /* Fills rows, cols and the place in the global tensor for one tensor rank. */
 static void cut_apply(tr_local_param *item, const tr_config *cfg, const tr_mesh *mesh)
 {
@@ -48,7 +54,7 @@ static void cut_apply(tr_local_param *item, const tr_config *cfg, const tr_mesh 
         break;
     case TR_CUT_KV_HEADS: {
         int64_t heads = cfg->model.kv_heads, unit = param->shape[0] / heads;
-        int64_t replicas = size > heads ? size / heads : 1;
+        int64_t replicas = tr_kv_sharers(cfg, mesh->tensor_size);
         int64_t local_heads = size > heads ? 1 : heads / size;
         item->rows = local_heads * unit;
         item->row_begin = rank / replicas * item->rows;
@@ -94,10 +100,12 @@ int tr_param_unit(const tr_param *param)
 static void units_find(tr_local_params *local)
 {
     local->unit_first = TR_NEW_ARRAY(int, (size_t)local->num_items + 1);
-    for (int i = 0; i < local->num_items; i++)
+    for (int i = 0; i < local->num_items; i++) {
         if (i == 0 ||
             tr_param_unit(local->items[i].param) != tr_param_unit(local->items[i - 1].param))
             local->unit_first[local->num_units++] = i;
+        local->items[i].unit = local->num_units - 1;
+    }
     local->unit_first[local->num_units] = local->num_items;
 }
 
@@ -117,7 +125,7 @@ static void item_add(tr_local_params *local, const tr_param_table *table, int ro
     item->table_row = row;
     item->chunk = chunk;
     cut_apply(item, cfg, mesh);
-    int64_t padded = (item->count + OFFSET_MULTIPLE - 1) / OFFSET_MULTIPLE * OFFSET_MULTIPLE;
+    int64_t padded = tr_round_up(item->count, OFFSET_MULTIPLE);
     item->offset = local->num_elements;
     local->num_elements += padded;
     if (item->param->tied_to < 0 || cfg->derived.head_stage > 0) {
@@ -131,8 +139,7 @@ static void item_add(tr_local_params *local, const tr_param_table *table, int ro
     item->state_offset = -1;
     if (item->param->tied_to < 0) {
         item->state_offset = local->num_state;
-        local->num_state += (item->state_end - item->state_begin + TR_SHARD_MULTIPLE - 1) /
-                            TR_SHARD_MULTIPLE * TR_SHARD_MULTIPLE;
+        local->num_state += tr_round_up(tr_local_param_held(item), TR_SHARD_MULTIPLE);
     }
 }
 

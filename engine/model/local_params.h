@@ -27,7 +27,14 @@ typedef struct tr_local_param {
     int64_t state_offset; /* elements into master and moments; -1 when tied (state is elsewhere) */
     int num_replicas;     /* tensor ranks that hold the same cut */
     bool counted;         /* this tensor rank counts it in the norm and saves it */
+    int unit;             /* number of its unit among this rank's */
 } tr_local_param;
+
+/* Elements of the interval that this rank holds. */
+static inline int64_t tr_local_param_held(const tr_local_param *item)
+{
+    return item->state_end - item->state_begin;
+}
 
 /* A unit is named by its layer, or as one of these. */
 enum { TR_UNIT_HEAD = -1, TR_UNIT_EMBEDDING = -2 };
@@ -61,6 +68,9 @@ int tr_local_unit(const tr_local_params *local, int unit);
 
 /* Rows of the vocabulary on a tensor rank: equal shares, of whole slices where train.tensor_slices is on; the last ones may be padding. */
 int64_t tr_vocab_rows(const tr_config *cfg, int64_t tensor_size);
+
+/* Tensor ranks that hold the same key/value heads. */
+int tr_kv_sharers(const tr_config *cfg, int tensor_size);
 
 /* First layer of a global chunk. */
 int tr_chunk_first_layer(const tr_config *cfg, int chunk);

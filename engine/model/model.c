@@ -193,13 +193,6 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     }
 }
 
-/* Tensor ranks that hold the same key/value heads. */
-static int kv_sharers(const tr_config *cfg, const tr_mesh *mesh)
-{
-    int64_t heads = cfg->model.kv_heads;
-    return mesh->tensor_size > heads ? (int)(mesh->tensor_size / heads) : 1;
-}
-
 void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
                    bool has_head, tr_arena *comm, tr_arena *activations, tr_arena *workspace)
 {
@@ -212,7 +205,7 @@ void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, t
                                         .width = model->H,
                                         .statistics = statistics,
                                         .shared = model->num_shared,
-                                        .sharers = kv_sharers(cfg, mesh),
+                                        .sharers = tr_kv_sharers(cfg, mesh->tensor_size),
                                         .halves = model->sliced,
                                         .dtype = model->dtype};
     tr_tensor_comm_init(&model->tensor, mesh->tensor_size, mesh->tensor, cfg->parallel.sequence,

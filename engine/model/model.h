@@ -91,7 +91,7 @@ typedef struct tr_model_scratch {
     tr_head_saved head;       /* logits, when recompute is full; lives in turn with `recompute` */
     tr_head_pending head_pending;
     /* With several slices: */
-    float *slice_sums[TR_MODEL_SLOTS];   /* [R,H] partial sums, as many as the tree needs */
+    float *slice_sums[TR_MODEL_SLOTS];   /* [R/halves, H] partial sums, as many as the tree needs */
     float *shared_slots[TR_MODEL_SLOTS]; /* [D,H] the same of a shared head's weight gradient */
     float *shared_columns;               /* [K*kv_parts*D] */
     float *statistics;                   /* [slices,2R] */

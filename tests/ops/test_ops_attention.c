@@ -272,6 +272,14 @@ static void attention_case(op_env *env, void *context)
     }
 }
 
+static void shapes_run(op_case one, const shape *shapes, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        shape s = shapes[i];
+        op_run_case(one, &s);
+    }
+}
+
 static void test_shapes(void **state)
 {
     static const shape shapes[] = {{1, 1, 1, 1, 1, 0.0f},    {2, 3, 2, 2, 5, 0.0f},
@@ -279,10 +287,7 @@ static void test_shapes(void **state)
                                    {1, 33, 4, 1, 16, 0.0f},  {1, 97, 2, 2, 64, 0.0f},
                                    {1, 131, 3, 1, 31, 0.0f}, {1, 300, 1, 1, 20, 0.0f}};
     (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        shape s = shapes[i];
-        op_run_case(attention_case, &s);
-    }
+    shapes_run(attention_case, shapes, sizeof shapes / sizeof shapes[0]);
 }
 
 static void test_dropout(void **state)
@@ -290,10 +295,7 @@ static void test_dropout(void **state)
     static const shape shapes[] = {
         {3, 19, 4, 2, 8, 0.25f}, {1, 150, 2, 1, 12, 0.5f}, {2, 1, 2, 2, 3, 0.75f}};
     (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        shape s = shapes[i];
-        op_run_case(attention_case, &s);
-    }
+    shapes_run(attention_case, shapes, sizeof shapes / sizeof shapes[0]);
 }
 
 /* [rows,heads,D] with every head `times` times in a row. */
@@ -363,10 +365,7 @@ static void test_key_value_parts(void **state)
     static const shape shapes[] = {
         {2, 37, 4, 1, 16, 0.0f}, {1, 70, 8, 2, 24, 0.2f}, {1, 5, 4, 2, 8, 0.0f}};
     (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        shape s = shapes[i];
-        op_run_case(parts_case, &s);
-    }
+    shapes_run(parts_case, shapes, sizeof shapes / sizeof shapes[0]);
 }
 
 /* A single position attends to itself alone: the value comes out bit for bit, whatever the score. */
