@@ -108,45 +108,73 @@ static size_t total_of(const size_t bytes[TR_MEM_NUM])
     return total;
 }
 
-/* Appends "setting (bytes)" to text when the change makes this rank fit. */
-static void remedy_try(const tr_run *run, const tr_config *changed, const char *setting,
-                       size_t limit, char *text, size_t text_bytes)
+typedef struct remedies {
+    int rank;
+    tr_device *device;
+    size_t limit;
+    char *text;
+    size_t text_bytes;
+} remedies;
+
+/* Appends "setting (bytes)" to the text when the change makes this rank fit. */
+static void remedy_try(remedies *list, const tr_config *changed, const char *setting)
 {
     size_t bytes[TR_MEM_NUM];
-    tr_mesh mesh = tr_config_mesh(changed, run->mesh.rank);
-    if (tr_run_count(changed, &mesh, run->device, bytes, NULL) != TR_OK || total_of(bytes) > limit)
+    tr_mesh mesh = tr_config_mesh(changed, list->rank);
+    if (tr_run_count(changed, &mesh, list->device, bytes, NULL) != TR_OK ||
+        total_of(bytes) > list->limit)
         return;
-    size_t used = strlen(text);
-    snprintf(text + used, text_bytes - used, "%s%s (%zu bytes)", used > 0 ? ", " : "", setting,
-             total_of(bytes));
+    size_t used = strlen(list->text);
+    snprintf(list->text + used, list->text_bytes - used, "%s%s (%zu bytes)", used > 0 ? ", " : "",
+             setting, total_of(bytes));
 }
 
-static void remedies_find(const tr_run *run, size_t limit, char *text, size_t text_bytes)
+/* Another ZeRO stage, in the order of sums that a new run would take unless it is recorded or asked for. */
+static void zero_set(tr_config *changed, const tr_config *cfg, int64_t zero)
 {
-    tr_config changed = run->cfg; /* shallow: read only, not cleared */
+    changed->parallel.zero = zero;
+    if (!tr_config_is_set(cfg, "train.reduction_order"))
+        changed->train.reduction_order = tr_config_natural_order(changed);
+}
+
+void tr_memory_fit_remedies(const tr_config *cfg, int rank, tr_device *device, size_t limit,
+                            char *text, size_t text_bytes)
+{
+    remedies list = {rank, device, limit, text, text_bytes};
+    tr_config changed = *cfg; /* shallow: read only, not cleared */
     text[0] = '\0';
-    /* Higher ZeRO stages, each alone, in the order of sums that a new run would take unless it is recorded or asked for. Stage 0 takes any shard_ranks. */
-    bool shards =
-        run->mesh.data_size > 1 && run->cfg.parallel.data % run->cfg.parallel.shard_ranks == 0;
-    for (int64_t zero = run->cfg.parallel.zero + 1; zero <= 3 && shards; zero++) {
+    /* Higher ZeRO stages, each alone. Stage 0 takes any shard_ranks. */
+    bool shards = cfg->parallel.data > 1 && cfg->parallel.data % cfg->parallel.shard_ranks == 0;
+    for (int64_t zero = cfg->parallel.zero + 1; zero <= 3 && shards; zero++) {
         char setting[32];
         snprintf(setting, sizeof setting, "parallel.zero=%d", (int)zero);
-        changed.parallel.zero = zero;
-        if (!tr_config_is_set(&run->cfg, "train.reduction_order"))
-            changed.train.reduction_order = tr_config_natural_order(&changed);
-        remedy_try(run, &changed, setting, limit, text, text_bytes);
+        zero_set(&changed, cfg, zero);
+        remedy_try(&list, &changed, setting);
     }
-    changed = run->cfg;
+    changed = *cfg;
+    changed.parallel.shard_ranks = cfg->parallel.data;
+    if (cfg->parallel.zero > 0 && shards && cfg->parallel.shard_ranks < cfg->parallel.data) {
+        char setting[48];
+        snprintf(setting, sizeof setting, "parallel.shard_ranks=%lld",
+                 (long long)cfg->parallel.data);
+        remedy_try(&list, &changed, setting);
+    }
+    changed = *cfg;
     changed.memory.recompute = TR_RECOMPUTE_SELECTIVE;
-    if (run->cfg.memory.recompute == TR_RECOMPUTE_NONE)
-        remedy_try(run, &changed, "memory.recompute=selective", limit, text, text_bytes);
+    if (cfg->memory.recompute == TR_RECOMPUTE_NONE)
+        remedy_try(&list, &changed, "memory.recompute=selective");
     changed.memory.recompute = TR_RECOMPUTE_FULL;
-    if (run->cfg.memory.recompute != TR_RECOMPUTE_FULL)
-        remedy_try(run, &changed, "memory.recompute=full", limit, text, text_bytes);
+    if (cfg->memory.recompute != TR_RECOMPUTE_FULL)
+        remedy_try(&list, &changed, "memory.recompute=full");
+    zero_set(&changed, cfg, 3);
+    if (text[0] == '\0' && shards && cfg->parallel.zero < 3 &&
+        cfg->memory.recompute != TR_RECOMPUTE_FULL)
+        remedy_try(&list, &changed, "parallel.zero=3 with memory.recompute=full");
     if (text[0] == '\0')
-        snprintf(text, text_bytes,
-                 "none of zero and recompute alone; use more ranks with parallel.tensor or "
-                 "parallel.pipeline, or a smaller train.micro_batch");
+        snprintf(
+            text, text_bytes,
+            "none of zero and recompute, alone or together; use more ranks with parallel.tensor or "
+            "parallel.pipeline, or a smaller train.micro_batch");
 }
 
 tr_status tr_memory_fit_check(tr_run *run)
@@ -162,17 +190,17 @@ tr_status tr_memory_fit_check(tr_run *run)
     TR_TRY(tr_run_min(run, &speaker, 1));
     if (speaker != run->mesh.rank)
         return tr_fail(TR_ERR_MEMORY, "not enough memory on rank %lld", (long long)speaker);
-    char table[512] = "", remedies[512];
+    char table[512] = "", fitting[512];
     for (int c = 0; c < TR_MEM_NUM; c++)
         if (run->bytes[c] > 0) {
             size_t used = strlen(table);
             snprintf(table + used, sizeof table - used, "\n  %-14s %15zu bytes",
                      tr_mem_category_name((tr_mem_category)c), run->bytes[c]);
         }
-    remedies_find(run, limit, remedies, sizeof remedies);
+    tr_memory_fit_remedies(&run->cfg, run->mesh.rank, run->device, limit, fitting, sizeof fitting);
     return tr_fail(TR_ERR_MEMORY,
                    "not enough memory on rank %d (data %d, tensor %d, pipeline %d): the run needs "
                    "%zu bytes, %s is %zu, %lld short; would fit: %s%s",
                    run->mesh.rank, run->mesh.data, run->mesh.tensor, run->mesh.pipeline, total,
-                   what, limit, (long long)shortfall, remedies, table);
+                   what, limit, (long long)shortfall, fitting, table);
 }

@@ -91,6 +91,12 @@ static tr_status fail_missing(const checker *check, const tr_action *missing)
     char text[TR_ACTION_TEXT], other_text[TR_ACTION_TEXT];
     tr_action_text(missing, text);
     int rank = rank_of(check, missing->chunk);
+    if (missing->kind == TR_ACTION_WEIGHT)
+        return tr_fail(
+            TR_ERR_INTERNAL,
+            "schedule: rank %d: %s is missing; B is the input gradient alone, its weight "
+            "gradient W follows at once or later",
+            rank, text);
     if (!tr_action_is_send(missing->kind) && !tr_action_is_recv(missing->kind))
         return tr_fail(TR_ERR_INTERNAL, "schedule: rank %d: %s is missing", rank, text);
     static const tr_action_kind other_ends[NUM_KINDS] = {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "engine/memory_fit.h"
 #include "engine/model/params.h"
 #include "engine/peak.h"
 #include "engine/plan.h"
@@ -14,19 +15,27 @@ static const char usage[] =
     "usage: trine plan [--ranks N] [--schedule] [--draw FILE.svg] CONFIG [section.key=value ...]\n"
     "       trine plan --check-schedule FILE [--draw FILE.svg]\n"
     "\n"
-    "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal "
-    "bytes share\n"
-    "a line), what they send in a step, what the order of sums costs here, and the idle share of "
-    "the\n"
-    "pipeline schedule with costs counted in FLOPs.\n"
+    "Prints the batch arithmetic, the exact bytes of every rank by category (ranks with equal\n"
+    "bytes share a line), what they send in a step, what the order of sums costs here, and the\n"
+    "idle share (bubble) of the pipeline schedule with costs counted in FLOPs. With\n"
+    "memory.limit_gb=N it says whether the largest rank fits; exit 6 and what would fit where it\n"
+    "does not.\n"
     "\n"
     "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
-    "  --schedule   also print the schedule, one line per stage: chunk, action, microbatch\n"
+    "  --schedule   also print the schedule\n"
     "  --draw FILE  also draw the schedule's simulated time lines, as SVG\n"
-    "  --check-schedule FILE   prove a schedule written like those of --schedule, and show its "
-    "idle "
-    "share\n"
-    "               and live activations with equal chunks and equal F, B and W\n";
+    "  --check-schedule FILE\n"
+    "               prove a schedule, and show its idle share and live activations with equal\n"
+    "               chunks and equal F, B and W\n"
+    "\n"
+    "A schedule is a line per stage with its actions in order, separated by commas: 0F3 is chunk\n"
+    "0, forward, microbatch 3; B is the input gradient (torch's I), W the weight gradient "
+    "(0B3,0W3\n"
+    "is torch's 0B3). Transfers are put in by themselves. Chunk c of p stages is on stage c mod p, "
+    "or\n"
+    "in a V on c and 2p-1-c. Empty lines and lines that begin with # are skipped. It is checked "
+    "and\n"
+    "drawn; a run takes the kinds of parallel.schedule.\n";
 
 /* Files of text that are written whole or not kept. */
 static tr_status text_write(const char *path, const char *text)
@@ -65,6 +74,17 @@ static tr_status text_read(const char *path, char **text)
     return TR_OK;
 }
 
+enum { COUNTED = 48 };
+
+/* "1 layer", "2 layers", "2 microbatches". */
+static const char *counted(int64_t number, const char *noun, char text[COUNTED])
+{
+    size_t length = strlen(noun);
+    const char *ending = number == 1 ? "" : length > 0 && noun[length - 1] == 'h' ? "es" : "s";
+    snprintf(text, COUNTED, "%lld %s%s", (long long)number, noun, ending);
+    return text;
+}
+
 /* What a written schedule comes to when all its actions take equally long. */
 static tr_status listed_print(const tr_schedule *schedule, const char *path, const char *draw)
 {
@@ -77,14 +97,17 @@ static tr_status listed_print(const tr_schedule *schedule, const char *path, con
     tr_schedule_times times = {.busy = busy};
     tr_status status = tr_schedule_simulate(schedule, &costs, &times);
     if (status == TR_OK) {
-        printf("%s: %d stages x %d chunk%s in a %s, %d microbatches, %s: every use after its "
-               "definition, no deadlock\n",
-               path, num_stages, schedule->num_virtual, schedule->num_virtual == 1 ? "" : "s",
-               schedule->placement == TR_PLACEMENT_V ? "V" : "loop", schedule->num_microbatches,
+        char text[COUNTED], stages[COUNTED], microbatches[COUNTED];
+        printf("%s: %s x %d chunk%s in a %s, %s, %s: every use after its definition, no "
+               "deadlock\n",
+               path, counted(num_stages, "stage", stages), schedule->num_virtual,
+               schedule->num_virtual == 1 ? "" : "s",
+               schedule->placement == TR_PLACEMENT_V ? "V" : "loop",
+               counted(schedule->num_microbatches, "microbatch", microbatches),
                schedule->trains ? "training" : "forward only");
         for (int s = 0; s < num_stages; s++)
-            printf("stage %d: at most %d activations of a chunk live\n", s,
-                   tr_schedule_live_peak(schedule, s, -1));
+            printf("stage %d: at most %s of a chunk live\n", s,
+                   counted(tr_schedule_live_peak(schedule, s, -1), "activation", text));
         printf("idle share %.2f %% with equal chunks and equal F, B and W\n",
                100 * times.idle_share);
     }
@@ -221,12 +244,12 @@ static tr_status pipeline_print(const tr_config *cfg, bool with_schedule)
 {
     tr_plan_pipeline plan;
     TR_TRY(tr_plan_pipeline_count(cfg, &plan));
+    char layers[COUNTED], live[COUNTED];
     for (int c = 0; c < cfg->derived.num_chunks; c++)
-        printf("chunk %d: stage %d, %lld layers, forward %.4g GFLOP per microbatch, at most %d "
-               "microbatches live\n",
-               c, tr_chunk_stage(cfg->derived.placement, (int)cfg->parallel.pipeline, c),
-               (long long)cfg->derived.chunk_layers[c], plan.chunk_flops[c] * 1e-9,
-               plan.peak_live[c]);
+        printf("chunk %d: stage %d, %s, forward %.4g GFLOP per microbatch, at most %s live\n", c,
+               tr_chunk_stage(cfg->derived.placement, (int)cfg->parallel.pipeline, c),
+               counted(cfg->derived.chunk_layers[c], "layer", layers), plan.chunk_flops[c] * 1e-9,
+               counted(plan.peak_live[c], "microbatch", live));
     printf("pipeline idle share %.2f %% (slowest stage %.3f of the mean)\n", plan.idle_share * 100,
            plan.slowest_share);
     if (with_schedule)
@@ -246,16 +269,39 @@ static tr_status pipeline_draw(const tr_config *cfg, const char *path)
     return status;
 }
 
-static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_schedule)
+/* Whether the largest rank fits memory.limit_gb, where that is set; what would fit where it does not. */
+static tr_status limit_print(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks)
+{
+    int largest = 0;
+    char fitting[512];
+    size_t limit = (size_t)(cfg->memory.limit_gb * 1e9);
+    if (cfg->memory.limit_gb <= 0)
+        return TR_OK;
+    for (int r = 1; r < (int)cfg->derived.num_ranks; r++)
+        if (ranks[r].total > ranks[largest].total)
+            largest = r;
+    if (ranks[largest].total <= limit) {
+        printf("fits memory.limit_gb: %zu bytes to spare\n", limit - ranks[largest].total);
+        return TR_OK;
+    }
+    tr_memory_fit_remedies(cfg, largest, device, limit, fitting, sizeof fitting);
+    return tr_fail(TR_ERR_MEMORY,
+                   "not enough memory: rank %d needs %zu bytes, memory.limit_gb is %zu, %zu short; "
+                   "would fit: %s",
+                   largest, ranks[largest].total, limit, ranks[largest].total - limit, fitting);
+}
+
+/* Everything about a run; what does not fit is said last. */
+static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_schedule,
+                           const char *draw)
 {
     int num_ranks = (int)cfg->derived.num_ranks;
     tr_param_table table;
     tr_param_table_init(&table, cfg);
-    printf("%lld parameters, %.4g GFLOP per token; %d ranks = data %lld x tensor %lld x pipeline "
-           "%lld\n",
-           (long long)table.num_elements, tr_model_flops_per_token(cfg) * 1e-9, num_ranks,
-           (long long)cfg->parallel.data, (long long)cfg->parallel.tensor,
-           (long long)cfg->parallel.pipeline);
+    char *layout = tr_config_layout_text(cfg);
+    printf("%lld parameters, %.4g GFLOP per token; %s\n", (long long)table.num_elements,
+           tr_model_flops_per_token(cfg) * 1e-9, layout);
+    tr_free(layout);
     tr_param_table_clear(&table);
     char *batch = tr_config_batch_text(cfg);
     puts(batch);
@@ -269,8 +315,14 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
     }
     if (status == TR_OK)
         status = slices_print(cfg, device, ranks);
+    if (status == TR_OK)
+        status = pipeline_print(cfg, with_schedule);
+    if (status == TR_OK && draw != NULL)
+        status = pipeline_draw(cfg, draw);
+    if (status == TR_OK)
+        status = limit_print(cfg, device, ranks);
     tr_free(ranks);
-    return status == TR_OK ? pipeline_print(cfg, with_schedule) : status;
+    return status;
 }
 
 static tr_status run(int argc, char **argv)
@@ -287,15 +339,16 @@ static tr_status run(int argc, char **argv)
         return listed_check(listed, draw);
     }
     TR_TRY(tr_cli_int(&argc, argv, "--ranks", 1, 1 << 20, &num_ranks));
+    if (argc < 2)
+        return tr_fail(TR_ERR_SETTINGS, "trine plan needs a configuration file, e.g. trine plan "
+                                        "configs/quickstart.yaml; see trine plan --help");
     TR_TRY(tr_cli_words(argc, argv, 1, -1));
     TR_TRY(tr_cli_config(&cfg, argc, argv, false, num_ranks));
     tr_cli_config_warn(&cfg);
     tr_status status = tr_cpu_device_create(
         &device, tr_peak_threads(cfg.device.threads, (int)cfg.derived.num_ranks));
     if (status == TR_OK) {
-        status = print_all(&cfg, device, with_schedule);
-        if (status == TR_OK && draw != NULL)
-            status = pipeline_draw(&cfg, draw);
+        status = print_all(&cfg, device, with_schedule, draw);
         tr_device_destroy(device);
     }
     tr_config_clear(&cfg);

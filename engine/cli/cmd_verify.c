@@ -147,12 +147,28 @@ static bool layout_run(tr_job *job, const char *layout, const tr_config *cfg, ou
     return agrees;
 }
 
+/* Fails, with the layout's name, where a layout by itself cannot be: what all share is resolved after that. */
+static tr_status layout_check(const tr_config *cfg, const char *layout)
+{
+    tr_config alone;
+    tr_config_copy(&alone, cfg);
+    tr_status status = tr_config_resolve(&alone, 0);
+    tr_config_clear(&alone);
+    if (status == TR_OK)
+        return TR_OK;
+    char *message = tr_format("layout %s: %s", layout, tr_error_message());
+    status = tr_fail(status, "%s", message);
+    tr_free(message);
+    return status;
+}
+
 /* Resolves every layout, the order of sums from the first one and the leaves from the largest data size; sizes must fit the job. */
 static tr_status layouts_resolve(tr_job *job, char **layouts, int count, tr_config *cfgs)
 {
     int64_t leaves = 0;
     for (int i = 0; i < count; i++) {
         TR_TRY(layout_config(&job->cfg, layouts[i], &cfgs[i]));
+        TR_TRY(layout_check(&cfgs[i], layouts[i]));
         if (cfgs[i].parallel.data > leaves)
             leaves = cfgs[i].parallel.data;
     }

@@ -103,12 +103,11 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
     if (cfg->derived.tensor_slices > 0)
         snprintf(slices, sizeof slices, ", %lld tensor slices",
                  (long long)cfg->derived.tensor_slices);
-    tr_log_info("layout: %lld ranks = data %lld x tensor %lld x pipeline %lld, zero %lld, %lld "
-                "microbatches in %lld leaves by %s%s",
-                (long long)cfg->derived.num_ranks, (long long)cfg->parallel.data,
-                (long long)cfg->parallel.tensor, (long long)cfg->parallel.pipeline,
-                (long long)cfg->parallel.zero, (long long)cfg->derived.microbatches,
-                (long long)cfg->derived.leaves, order, slices);
+    char *layout = tr_config_layout_text(cfg);
+    tr_log_info("layout: %s, %lld microbatches in %lld leaves by %s%s", layout,
+                (long long)cfg->derived.microbatches, (long long)cfg->derived.leaves, order,
+                slices);
+    tr_free(layout);
     tr_free(order);
     char *batch = tr_config_batch_text(cfg);
     lines_print(batch);

@@ -230,6 +230,8 @@ tr_part_costs tr_config_part_costs(const tr_config *cfg);
 /* Batch arithmetic of a resolved configuration, both ways (per data rank and global, in sequences
  * and in tokens), a few lines without a last newline. The caller frees it with tr_free. */
 char *tr_config_batch_text(const tr_config *cfg);
+/* The layout in one line: ranks by axis, schedule where there are stages, ZeRO stage and sharding groups. cfg is resolved. Freed with tr_free. */
+char *tr_config_layout_text(const tr_config *cfg);
 
 /* The settings of `half` that differ, "train.lr: 0.0003 / 0.001", a line each; NULL when none does.
  * The caller frees it with tr_free. */

@@ -3,6 +3,7 @@
 #include "engine/config/settings_int.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -144,4 +145,22 @@ char *tr_config_batch_text(const tr_config *cfg)
         cfg->derived.microbatches == 1 ? "" : "es", mine, plural(mine), mine * length, mine / micro,
         mine / micro == 1 ? "" : "es", micro, plural(micro), micro * length, data, plural(data),
         steps, plural(steps), steps * global, steps * global * length);
+}
+
+char *tr_config_layout_text(const tr_config *cfg)
+{
+    TR_ASSERT(cfg->derived.resolved);
+    char *name = tr_config_get(cfg, "parallel.schedule"), schedule[64] = "", groups[48] = "";
+    int64_t chunks = cfg->parallel.virtual_, shard = cfg->parallel.shard_ranks;
+    if (cfg->parallel.pipeline > 1 && chunks > 1)
+        snprintf(schedule, sizeof schedule, ", %s with %" PRId64 " chunks a stage", name, chunks);
+    else if (cfg->parallel.pipeline > 1)
+        snprintf(schedule, sizeof schedule, ", %s", name);
+    if (cfg->parallel.zero > 0 && shard < cfg->parallel.data)
+        snprintf(groups, sizeof groups, " in groups of %" PRId64, shard);
+    tr_free(name);
+    return tr_format("%" PRId64 " ranks = data %" PRId64 " x tensor %" PRId64 " x pipeline %" PRId64
+                     "%s, zero %" PRId64 "%s",
+                     cfg->derived.num_ranks, cfg->parallel.data, cfg->parallel.tensor,
+                     cfg->parallel.pipeline, schedule, cfg->parallel.zero, groups);
 }

@@ -57,6 +57,9 @@ grep -q '^data=2 .*bits differ' "$scratch/out" || fail "$what: not seen in data=
 what='verify on too few ranks'
 job 2 verify $config data=1 data=2,tensor=2
 expect 2 'layout data=2,tensor=2 needs 4 ranks, the job has 2; use mpiexec -n 4'
+what='verify of a layout that the batch does not fit'
+job 2 verify $config data=1 data=3
+expect 2 'layout data=3: train.global_batch .* is no multiple of parallel.data 3'
 what='verify without layouts'
 job 2 verify $config
 expect 2 'needs .*layouts'

@@ -72,6 +72,27 @@ expect 0 '^idle share 33.33 %' plan --check-schedule "$scratch/good" --draw "$sc
 expect 2 'bad: schedule deadlocks: rank 0 at 0B0 waits for the send of 1B0 .* rank 1 stands at 1F1' \
     plan --check-schedule "$scratch/bad"
 expect 2 'none.*cannot be read' plan --check-schedule "$scratch/none"
+printf '0F0,0B0\n' >"$scratch/whole_backward"
+expect 2 '0W0 is missing; B is the input gradient alone' plan --check-schedule "$scratch/whole_backward"
+printf '# mine\n\n0F0, 0B0, 0W0\n' >"$scratch/least"
+expect 0 '1 stage x 1 chunk in a loop, 1 microbatch, ' plan --check-schedule "$scratch/least"
+expect 2 'needs a configuration file' plan --draw configs/llama-8b.yaml
+
+# Does it fit, and what would? What is named, does.
+sharded='parallel.tensor=1 parallel.pipeline=1 parallel.zero=3'
+# shellcheck disable=SC2086
+{
+    expect 0 '^fits memory.limit_gb: [0-9]* bytes to spare' plan --ranks 64 configs/llama-8b.yaml $sharded memory.limit_gb=60
+    expect 6 'not enough memory: rank 0 needs [0-9]* bytes.*would fit: parallel.shard_ranks=64 ([0-9]* bytes)' \
+        plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=8 memory.limit_gb=45
+    expect 0 'zero 3 in groups of 8$' plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=8
+    expect 0 '^fits ' plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=64 memory.limit_gb=45
+    expect 6 'would fit: parallel.zero=3 with memory.recompute=full' plan --ranks 64 configs/llama-8b.yaml $sharded \
+        parallel.zero=1 memory.limit_gb=20
+    expect 0 '^fits ' plan --ranks 64 configs/llama-8b.yaml $sharded memory.recompute=full memory.limit_gb=20
+}
+expect 6 'none of zero and recompute, alone or together' plan configs/llama-70b.yaml memory.limit_gb=1
+expect 0 'pipeline 8, interleaved with 5 chunks a stage, zero 1' plan configs/llama-70b.yaml
 expect 0 '^3F0,4F0,3F1' plan --schedule --draw "$scratch/plan.svg" configs/llama-8b.yaml parallel.pipeline=4 \
     parallel.schedule=zb-v parallel.data=1 train.global_batch=8 train.micro_batch=1
 tail -n 4 "$scratch/out" >"$scratch/zb-v"
