@@ -107,11 +107,14 @@ void tr_config_copy(tr_config *dst, const tr_config *src)
 enum { FAR = 1000 }; /* a distance that no names have */
 
 /* Distance of a given name to a setting: as it stands, or by the part behind the section when the
- * given name has none or the wrong one; that counts one more, so that the same section wins. */
+ * given name has none or the wrong one; that counts one more, so that the same section wins. A section
+ * that both have makes no two names alike: the limit is that of the rest. */
 static int name_distance(const char *given, const char *name)
 {
     int whole = tr_edit_distance(given, name);
-    if (whole > tr_edit_limit(given))
+    size_t section = (size_t)(strchr(name, '.') + 1 - name);
+    bool shared = strncmp(given, name, section) == 0;
+    if (whole > tr_edit_limit(shared ? given + section : given))
         whole = FAR;
     const char *given_key = strrchr(given, '.');
     given_key = given_key ? given_key + 1 : given;

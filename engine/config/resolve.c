@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -89,6 +90,24 @@ void tr_config_warn(tr_config *cfg, char *line)
     tr_free(line);
 }
 
+/* Says which steps of log.trace never come. */
+static void warn_trace(tr_config *cfg)
+{
+    int64_t last = 0;
+    for (const char *at = cfg->log.trace; *at != '\0'; at += strspn(at, ",-")) {
+        char *end;
+        int64_t step = strtoll(at, &end, 10);
+        if (end == at) /* "none" */
+            return;
+        last = step > last ? step : last;
+        at = end;
+    }
+    if (last > cfg->train.steps)
+        tr_config_warn(cfg, tr_format("log.trace = %s names steps after the last one, train.steps "
+                                      "= %" PRId64 "; these are not traced",
+                                      cfg->log.trace, cfg->train.steps));
+}
+
 tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
 {
     TR_ASSERT(!cfg->derived.resolved);
@@ -102,6 +121,7 @@ tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
     TR_TRY(tr_config_check_bytes(cfg));
     TR_TRY(tr_config_fit_cuts(cfg));
     TR_TRY(tr_config_fit_stages(cfg));
+    warn_trace(cfg);
     cfg->derived.resolved = true;
     return TR_OK;
 }

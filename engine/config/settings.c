@@ -578,10 +578,8 @@ const tr_setting tr_settings[] = {
 const size_t tr_num_settings = sizeof tr_settings / sizeof *tr_settings;
 
 const char *const tr_settings_later[] = {
-    "model.rope_scaling",
-    "checkpoint.snapshot_mb",
-    "log.tensorboard",
-    NULL,
+    "model.rope_scaling",     "parallel.context", "parallel.expert",
+    "checkpoint.snapshot_mb", "log.tensorboard",  NULL,
 };
 
 _Static_assert(sizeof(tr_preset) == sizeof(int) && sizeof(tr_dtype) == sizeof(int),

@@ -50,6 +50,11 @@ expect 2 '--ranks needs a value' config --ranks
 expect 2 'whole number' config --ranks=many configs/tiny-g.yaml
 expect 2 'cannot open.*none.yaml' config none.yaml
 expect 2 'did you mean train.steps' config configs/tiny-g.yaml train.stesp=4
+if ! "$trine" plan configs/tiny-g.yaml log.trace=2,19-21 2>&1 | grep -q '^warning: log.trace = 2,19-21 names steps after .*train.steps = 20' ||
+    "$trine" plan configs/tiny-g.yaml log.trace=2,19-20 2>&1 | grep -q '^warning: '; then
+    echo "trine plan: steps of log.trace that never come are not warned about, or others are"
+    failures=$((failures + 1))
+fi
 expect 2 'section.key=value' config configs/tiny-g.yaml configs/tiny-l.yaml
 expect 2 'multiple of 4' config --ranks 6 configs/quickstart.yaml
 expect 0 '^  data: 2 # resolved' config --ranks=8 configs/quickstart.yaml

@@ -88,6 +88,8 @@ static void test_misspelt_key(void **state)
     refuses_text("train:\n  xylophone: 5\n", "t.yaml:2:", "train.xylophone", "trine config");
     refuses_override("train.micro_bacth=4", "command line", "did you mean train.micro_batch?");
     refuses_override("lr=1", "did you mean train.lr?");
+    refuses_override("parallel.fsdp=true", "parallel.fsdp; `trine config` lists all settings");
+    refuses_override("parallel.expert=2", "parallel.expert is not in this version");
     refuses_override("train.tensor=2", "did you mean parallel.tensor?");
 }
 
