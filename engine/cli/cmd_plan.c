@@ -210,11 +210,12 @@ static tr_status order_print(const tr_config *cfg, tr_device *device, const tr_p
     const tr_reduce_plan *plan = &order.plan;
     char *name = tr_config_get(cfg, "train.reduction_order");
     printf(
-        "sum of gradients: %s of %lld leaves; a rank sums %d microbatch%s into a leaf, combines %d "
+        "sum of gradients: %s of %lld lea%s; a rank sums %d microbatch%s into a leaf, combines %d "
         "lea%s, exchanges %d time%s a round, %d round%s\n",
-        name, (long long)cfg->derived.leaves, plan->per_leaf, plan->per_leaf == 1 ? "" : "es",
-        plan->local_leaves, plan->local_leaves == 1 ? "f" : "ves", plan->parts,
-        plan->parts == 1 ? "" : "s", plan->rounds, plan->rounds == 1 ? "" : "s");
+        name, (long long)cfg->derived.leaves, cfg->derived.leaves == 1 ? "f" : "ves",
+        plan->per_leaf, plan->per_leaf == 1 ? "" : "es", plan->local_leaves,
+        plan->local_leaves == 1 ? "f" : "ves", plan->parts, plan->parts == 1 ? "" : "s",
+        plan->rounds, plan->rounds == 1 ? "" : "s");
     if (order.natural)
         printf("price of that order: none, this layout follows it naturally\n");
     else

@@ -104,8 +104,9 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
         snprintf(slices, sizeof slices, ", %lld tensor slices",
                  (long long)cfg->derived.tensor_slices);
     char *layout = tr_config_layout_text(cfg);
-    tr_log_info("layout: %s, %lld microbatches in %lld leaves by %s%s", layout,
-                (long long)cfg->derived.microbatches, (long long)cfg->derived.leaves, order,
+    tr_log_info("layout: %s, %lld microbatch%s in %lld lea%s by %s%s", layout,
+                (long long)cfg->derived.microbatches, cfg->derived.microbatches == 1 ? "" : "es",
+                (long long)cfg->derived.leaves, cfg->derived.leaves == 1 ? "f" : "ves", order,
                 slices);
     tr_free(layout);
     tr_free(order);

@@ -403,8 +403,8 @@ const tr_setting tr_settings[] = {
      AT(parallel, zero),
      .initial = "1",
      INT(0, 3),
-     .meaning = "what data ranks share out: 0 nothing, 1 masters and moments, 2 gradients too, 3 "
-                "weights too"},
+     .meaning = "ZeRO stage, what data ranks share out: 0 nothing, 1 masters and moments, 2 "
+                "gradients too, 3 weights too (FSDP)"},
     {.name = "parallel.shard_ranks",
      LAYOUT,
      AT(parallel, shard_ranks),
@@ -412,7 +412,7 @@ const tr_setting tr_settings[] = {
      .open = "parallel.data",
      .unit = "ranks",
      .meaning = "neighbouring data ranks that share out what parallel.zero says; must divide "
-                "parallel.data; smaller: sharded inside such groups, replicated across"},
+                "parallel.data; smaller: sharded inside such groups, replicated across (HSDP)"},
     {.name = "parallel.sequence",
      LAYOUT,
      AT(parallel, sequence),
@@ -466,7 +466,8 @@ const tr_setting tr_settings[] = {
      CHOICE = {{"none", TR_RECOMPUTE_NONE},
                {"selective", TR_RECOMPUTE_SELECTIVE},
                {"full", TR_RECOMPUTE_FULL}},
-     .meaning = "activations computed again in the backward pass instead of kept"},
+     .meaning = "activations computed again in the backward pass instead of kept: selective, norm "
+                "outputs and the MLP's activation product; full, all but the inputs of blocks"},
     {.name = "memory.limit_gb",
      LAYOUT,
      AT(memory, limit_gb),
