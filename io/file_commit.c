@@ -8,6 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+bool tr_file_is_regular(int fd)
+{
+    struct stat about;
+    return fstat(fd, &about) == 0 && S_ISREG(about.st_mode);
+}
+
 tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *path)
 {
     const unsigned char *next = bytes;

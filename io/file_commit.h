@@ -7,9 +7,13 @@
 #ifndef TR_IO_FILE_COMMIT_H
 #define TR_IO_FILE_COMMIT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"
+
+/* Whether `fd` is a file on a disk, and no device or pipe: those nobody may cut or remove, also after a write that failed. */
+bool tr_file_is_regular(int fd);
 
 /* Writes all `size` bytes to `fd`, going on after signals and short writes. `path` is for the
  * message. */

@@ -1,10 +1,13 @@
 #include "io/trace_json.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
+#include "io/file_commit.h"
 
 /* What makes the file whole; the next event is written over it. */
 static const char tail[] = "\n]}\n";
@@ -13,6 +16,9 @@ struct tr_trace_file {
     FILE *stream;
     char *path;
     bool has_tail, has_events;
+    bool is_regular;
+    bool failed;       /* the last flush did */
+    long whole_length; /* after the last flush that did not; 0 before the first */
 };
 
 tr_status tr_trace_file_create(tr_trace_file **out, const char *path)
@@ -23,9 +29,29 @@ tr_status tr_trace_file_create(tr_trace_file **out, const char *path)
     tr_trace_file *file = TR_NEW(tr_trace_file);
     file->stream = stream;
     file->path = tr_strdup(path);
+    file->is_regular = tr_file_is_regular(fileno(stream));
     fputs("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [", stream);
     *out = file;
     return TR_OK;
+}
+
+/* Drops what came after the last flush that succeeded: the tail is written where it was, which takes no room on a full disk. Without such a flush nothing stays. */
+static void whole_restore(const tr_trace_file *file)
+{
+    const size_t tail_length = sizeof tail - 1;
+    if (file->whole_length == 0) {
+        unlink(file->path);
+        return;
+    }
+    int whole = open(file->path, O_WRONLY | O_CLOEXEC);
+    bool restored = whole >= 0 &&
+                    pwrite(whole, tail, tail_length, file->whole_length - (long)tail_length) ==
+                        (ssize_t)tail_length &&
+                    ftruncate(whole, file->whole_length) == 0;
+    if (whole >= 0)
+        close(whole);
+    if (!restored)
+        unlink(file->path);
 }
 
 void tr_trace_file_close(tr_trace_file *file)
@@ -33,6 +59,8 @@ void tr_trace_file_close(tr_trace_file *file)
     if (file == NULL)
         return;
     fclose(file->stream);
+    if (file->failed && file->is_regular)
+        whole_restore(file);
     tr_free(file->path);
     tr_free(file);
 }
@@ -114,7 +142,9 @@ tr_status tr_trace_file_flush(tr_trace_file *file)
         fputs(tail, file->stream);
     file->has_tail = true;
     errno = 0;
-    if (fflush(file->stream) != 0 || ferror(file->stream))
+    file->failed = fflush(file->stream) != 0 || ferror(file->stream);
+    if (file->failed)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot write the trace", file->path);
+    file->whole_length = ftell(file->stream);
     return TR_OK;
 }

@@ -30,6 +30,7 @@ typedef struct tr_trace_slice {
 
 /* Replaces `path`. */
 tr_status tr_trace_file_create(tr_trace_file **out, const char *path);
+/* After a flush that failed the file is again what the last flush that succeeded made it; without one it is removed. */
 void tr_trace_file_close(tr_trace_file *file);
 
 /* Names; a process or thread named again keeps the last one. Threads stand in the order of their numbers. */

@@ -1,8 +1,6 @@
 /* Makes and ends schedules; what kinds exist and which numbers they take. */
 #include "parallel/schedule.h"
 
-#include <limits.h>
-
 #include "base/alloc.h"
 #include "parallel/schedule_int.h"
 
@@ -91,13 +89,13 @@ tr_status tr_schedule_supported(tr_schedule_kind kind, int num_stages, int num_v
                        "a pipeline needs parallel.pipeline, parallel.virtual and a number of "
                        "microbatches of 1 or more, got %d, %d and %d",
                        num_stages, num_virtual, num_microbatches);
-    /* Three compute actions and four transfers for each chunk and microbatch, counted in int. */
-    if ((long long)num_stages * num_virtual > INT_MAX / 7 / num_microbatches)
+    if ((long long)num_stages * num_virtual > TR_SCHEDULE_MOST / num_microbatches)
         return tr_fail(
             TR_ERR_SETTINGS,
-            "parallel.pipeline %d x parallel.virtual %d x %d microbatches is more than a "
-            "schedule holds (%d); use fewer microbatches",
-            num_stages, num_virtual, num_microbatches, INT_MAX / 7);
+            "parallel.pipeline %d x parallel.virtual %d x %d microbatches of a data rank is more "
+            "than a schedule holds (%d); use fewer microbatches (a larger train.micro_batch or a "
+            "smaller train.global_batch)",
+            num_stages, num_virtual, num_microbatches, TR_SCHEDULE_MOST);
     return check_virtual(kind, num_virtual);
 }
 

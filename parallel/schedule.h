@@ -21,6 +21,9 @@
 #include "base/status.h"
 #include "parallel/chunk_place.h"
 
+/* The most chunks x microbatches. Each has three compute actions and four transfers, on every rank in memory: some hundreds of megabytes. */
+enum { TR_SCHEDULE_MOST = 1 << 22 };
+
 typedef enum tr_action_kind {
     TR_ACTION_FORWARD,
     TR_ACTION_BACKWARD,      /* input gradient */

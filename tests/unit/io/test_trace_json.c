@@ -1,10 +1,13 @@
 /* io/trace_json: the file is whole JSON after every flush, and says what was put into it. */
 #include <jansson.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -102,11 +105,44 @@ static void test_files_that_cannot_be_written(void **state)
     tr_trace_file_close(NULL);
 }
 
+/* A disk that becomes full: what was whole before stays so. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    const char *path = scratch_path("full.json");
+    const tr_trace_slice slice = {.name = "step", .begin = 1, .end = 2};
+    const struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+    struct rlimit small = {2000, RLIM_INFINITY};
+    json_t *whole;
+    signal(SIGXFSZ, SIG_IGN);
+    for (int good = 0; good < 2; good++) { /* flushes before it is full */
+        tr_trace_file *file;
+        assert_int_equal(tr_trace_file_create(&file, path), TR_OK);
+        for (int i = 0; i < good; i++) {
+            tr_trace_file_slice(file, &slice);
+            assert_int_equal(tr_trace_file_flush(file), TR_OK);
+        }
+        for (int i = 0; i < 1000; i++)
+            tr_trace_file_slice(file, &slice);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+        assert_int_equal(tr_trace_file_flush(file), TR_ERR_IO);
+        tr_trace_file_close(file);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+        if (good == 0) {
+            assert_int_equal(access(path, F_OK), -1);
+            continue;
+        }
+        assert_int_equal(json_array_size(load(path, &whole)), good);
+        json_decref(whole);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slices_names_and_arrows),
         cmocka_unit_test(test_files_that_cannot_be_written),
+        cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -235,6 +235,8 @@ static void refusals_name_what_is_allowed(void **state)
     assert_refused(TR_SCHEDULE_ZB_V, 4, 3, 8, "parallel.virtual 2, got 3");
     assert_refused(TR_SCHEDULE_GPIPE, 4, 1, 0, "1 or more");
     assert_refused(TR_SCHEDULE_GPIPE, 1 << 20, 1 << 10, 1 << 20, "fewer microbatches");
+    assert_refused(TR_SCHEDULE_1F1B, 1, 1, TR_SCHEDULE_MOST + 1, "train.micro_batch");
+    assert_int_equal(tr_schedule_supported(TR_SCHEDULE_1F1B, 1, 1, TR_SCHEDULE_MOST), TR_OK);
     assert_int_equal(tr_schedule_supported(TR_SCHEDULE_INTERLEAVED, 4, 2, 5), TR_OK);
 }
 
