@@ -24,10 +24,11 @@
 
 /* Before tr_config_resolve, on any or every rank (not collective): takes train.reduction_order,
  * train.reduction_leaves and train.tensor_slices over from the checkpoint that would be resumed,
- * each where the user did not set it (they fix the run's sums, and with leaves the memory that it needs). Changes nothing when no
+ * each where the user did not set it (they fix the run's sums, and with leaves the memory that it needs). num_ranks: as for
+ * tr_config_resolve, since what fits them need not fit fewer. Changes nothing when no
  * checkpoint is there, or with checkpoint.weights_only. TR_ERR_CHECKPOINT when checkpoint.resume
  * names a path and no checkpoint is there. */
-tr_status tr_checkpoint_peek(tr_config *cfg);
+tr_status tr_checkpoint_peek(tr_config *cfg, int64_t num_ranks);
 
 /* True when the last tr_run_save saved nothing (and said so). Not collective; the same on all
  * ranks. */

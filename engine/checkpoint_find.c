@@ -158,7 +158,7 @@ static tr_status manifest_peek(tr_config *cfg, const tr_config *resolved, const 
     return status;
 }
 
-tr_status tr_checkpoint_peek(tr_config *cfg)
+tr_status tr_checkpoint_peek(tr_config *cfg, int64_t num_ranks)
 {
     tr_config resolved;
     tr_resume_list list;
@@ -167,7 +167,7 @@ tr_status tr_checkpoint_peek(tr_config *cfg)
     /* Where checkpoint.dir is open, the resolution knows. One that fails is reported by the
      * caller's own. */
     tr_config_copy(&resolved, cfg);
-    if (tr_config_resolve(&resolved, 0) != TR_OK) {
+    if (tr_config_resolve(&resolved, num_ranks) != TR_OK) {
         tr_config_clear(&resolved);
         return TR_OK;
     }

@@ -6,10 +6,12 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "engine/checkpoint.h"
 #include "engine/memory_fit.h"
 #include "engine/model/params.h"
 #include "engine/peak.h"
 #include "engine/plan.h"
+#include "io/file_commit.h"
 
 static const char usage[] =
     "usage: trine plan [--ranks N] [--schedule] [--draw FILE.svg] CONFIG [section.key=value ...]\n"
@@ -19,7 +21,8 @@ static const char usage[] =
     "bytes share a line), what they send in a step, what the order of sums costs here, and the\n"
     "idle share (bubble) of the pipeline schedule with costs counted in FLOPs. With\n"
     "memory.limit_gb=N it says whether the largest rank fits; exit 6 and what would fit where it\n"
-    "does not.\n"
+    "does not. Where run.dir holds a checkpoint from which a run would go on, its order of sums\n"
+    "is planned.\n"
     "\n"
     "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
     "  --schedule   also print the schedule\n"
@@ -43,11 +46,12 @@ static tr_status text_write(const char *path, const char *text)
     FILE *file = fopen(path, "w");
     if (file == NULL)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot be written", path);
-    bool written = fputs(text, file) >= 0;
+    bool written = fputs(text, file) >= 0, removable = tr_file_is_regular(fileno(file));
     if (fclose(file) == 0 && written)
         return TR_OK;
     int error = errno;
-    remove(path);
+    if (removable)
+        remove(path);
     return tr_fail_errno(TR_ERR_IO, error, "%s: cannot be written", path);
 }
 
@@ -59,6 +63,14 @@ static tr_status text_read(const char *path, char **text)
     size_t size = 0, capacity = 4096, count;
     char *bytes = tr_alloc(capacity + 1, 1);
     while ((count = fread(bytes + size, 1, capacity - size, file)) > 0) {
+        const char *zero = memchr(bytes + size, '\0', count);
+        if (zero != NULL) { /* a text would end there, and what follows be passed over */
+            tr_status status = tr_fail(TR_ERR_SETTINGS, "%s: byte %zu is zero; expected text", path,
+                                       (size_t)(zero - bytes));
+            tr_free(bytes);
+            fclose(file);
+            return status;
+        }
         size += count;
         if (size == capacity)
             bytes = tr_realloc(bytes, (capacity *= 2) + 1, 1);
@@ -326,6 +338,24 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
     return status;
 }
 
+/* The configuration as train would have it: with what the checkpoint records from which it would go on. */
+static tr_status config_take(tr_config *cfg, int argc, char **argv, int64_t num_ranks)
+{
+    static const char leaves[] = "train.reduction_leaves";
+    TR_TRY(tr_cli_config_read(cfg, argc, argv, false));
+    bool is_set = tr_config_is_set(cfg, leaves);
+    tr_status status = tr_checkpoint_peek(cfg, num_ranks);
+    bool recorded = !is_set && tr_config_is_set(cfg, leaves);
+    if (status == TR_OK)
+        status = tr_config_resolve(cfg, num_ranks);
+    if (status == TR_OK && recorded)
+        printf("order of sums as recorded in %s, from which a run would go on\n",
+               cfg->checkpoint.dir);
+    if (status != TR_OK)
+        tr_config_clear(cfg);
+    return status;
+}
+
 static tr_status run(int argc, char **argv)
 {
     int64_t num_ranks = 0;
@@ -344,7 +374,7 @@ static tr_status run(int argc, char **argv)
         return tr_fail(TR_ERR_SETTINGS, "trine plan needs a configuration file, e.g. trine plan "
                                         "configs/quickstart.yaml; see trine plan --help");
     TR_TRY(tr_cli_words(argc, argv, 1, -1));
-    TR_TRY(tr_cli_config(&cfg, argc, argv, false, num_ranks));
+    TR_TRY(config_take(&cfg, argc, argv, num_ranks));
     tr_cli_config_warn(&cfg);
     tr_status status = tr_cpu_device_create(
         &device, tr_peak_threads(cfg.device.threads, (int)cfg.derived.num_ranks));

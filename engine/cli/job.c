@@ -56,7 +56,7 @@ tr_status tr_job_override(tr_job *job, const char *assignment)
 
 tr_status tr_job_resume_settings(tr_job *job)
 {
-    return tr_job_check(job, tr_checkpoint_peek(&job->cfg));
+    return tr_job_check(job, tr_checkpoint_peek(&job->cfg, job->size));
 }
 
 tr_status tr_job_load_weights(tr_job *job)

@@ -57,6 +57,10 @@ LC_ALL=C sort -c "$scratch/out" || fail "the lines of show --hash are not sorted
 cp "$scratch/out" "$scratch/hashes"
 [ "$(wc -l <"$scratch/hashes")" -eq 117 ] || fail "39 tensors of 3 kinds, not $(wc -l <"$scratch/hashes") lines"
 
+# A plan is of the run that would go on there, in the order of sums that it would take over.
+expect 0 '^order of sums as recorded in .*straight' plan configs/tiny-l.yaml run.dir="$scratch/straight" parallel.data=2 parallel.zero=3
+grep -q '^sum of gradients: blocks of 2 leaves' "$scratch/out" || fail "plan does not take the recorded order over: $(cat "$scratch/out")"
+
 # A sample is one microbatch, whatever schedule the run trains with.
 "$mpiexec" -n 2 "$trine" sample configs/tiny-l.yaml run.dir="$scratch/straight" --prompt ab --tokens 3 parallel.pipeline=2 \
     parallel.virtual=2 parallel.schedule=interleaved >"$scratch/out" 2>&1 || fail "sample with an interleaved schedule: $(cat "$scratch/out")"

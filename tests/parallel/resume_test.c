@@ -492,7 +492,7 @@ static void resumed_config(fx_job *job, tr_config *cfg, const char *name, const 
     fx_need(job, tr_config_override(cfg, dir));
     if (copy[0] != '\0')
         fx_need(job, tr_config_override(cfg, copy));
-    fx_need(job, tr_checkpoint_peek(cfg));
+    fx_need(job, tr_checkpoint_peek(cfg, ranks));
     fx_need(job, tr_config_resolve(cfg, ranks));
 }
 
@@ -547,6 +547,11 @@ static void test_recorded_order(fx_job *job)
     tr_config_clear(&cfg);
     resumed_config(job, &cfg, "order", "train.reduction_order=blocks", 2);
     fx_check(job, cfg.train.reduction_order == TR_REDUCTION_BLOCKS, "what is asked for is lost");
+    tr_config_clear(&cfg);
+    resumed_config(job, &cfg, "order", "parallel.shard_ranks=2", 2); /* fits no single rank */
+    fx_check(job,
+             cfg.train.reduction_order == TR_REDUCTION_ROUNDS && cfg.train.reduction_leaves == 4,
+             "parallel.shard_ranks=2 on two ranks does not go on in rounds of 4 leaves");
     tr_config_clear(&cfg);
     resumed_config(job, &cfg, "order", "parallel.zero=2", 3);
     fx_check(job,

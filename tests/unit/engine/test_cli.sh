@@ -74,9 +74,17 @@ printf '0F0,0F1,0B0,0W0,0B1,0W1\n1F0,1B0,1W0,1F1,1B1,1W1\n' >"$scratch/good"
 printf '0F0,0B0,0W0,0F1,0B1,0W1\n1F0,1F1,1B0,1W0,1B1,1W1\n' >"$scratch/bad"
 expect 0 '2 stages x 1 chunk in a loop, 2 microbatches.*no deadlock' plan --check-schedule "$scratch/good"
 expect 0 '^idle share 33.33 %' plan --check-schedule "$scratch/good" --draw "$scratch/good.svg"
+# A device that cannot be written stays: a copy of it, which only root can make and open.
+if cp -a /dev/full "$scratch/full" 2>/dev/null && (: >"$scratch/full") 2>/dev/null; then
+    expect 1 'full: cannot be written: No space left' plan --check-schedule "$scratch/good" --draw "$scratch/full"
+    [ -c "$scratch/full" ] || { echo 'trine plan --draw removed a device'; failures=$((failures + 1)); }
+fi
 expect 2 'bad: schedule deadlocks: rank 0 at 0B0 waits for the send of 1B0 .* rank 1 stands at 1F1' \
     plan --check-schedule "$scratch/bad"
 expect 2 'none.*cannot be read' plan --check-schedule "$scratch/none"
+printf '0F0,0B0,0W0\n\0rest\n' >"$scratch/zero"
+expect 2 'zero: byte 12 is zero; expected text' plan --check-schedule "$scratch/zero"
+expect 2 '/dev/zero: byte 0 is zero' plan --check-schedule /dev/zero
 printf '0F0,0B0\n' >"$scratch/whole_backward"
 expect 2 '0W0 is missing; B is the input gradient alone' plan --check-schedule "$scratch/whole_backward"
 printf '# mine\n\n0F0, 0B0, 0W0\n' >"$scratch/least"
