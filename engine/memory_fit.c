@@ -4,6 +4,9 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "base/alloc.h"
+#include "engine/plan.h"
+
 /* The number in a file, or SIZE_MAX when there is no such file or it says "max". */
 static size_t file_number(const char *path)
 {
@@ -109,24 +112,23 @@ static size_t total_of(const size_t bytes[TR_MEM_NUM])
 }
 
 typedef struct remedies {
-    int rank;
     tr_device *device;
     size_t limit;
     char *text;
     size_t text_bytes;
 } remedies;
 
-/* Appends "setting (bytes)" to the text when the change makes this rank fit. */
+/* Appends "setting (bytes)" to the text when the change makes every rank fit: another may be the largest then. */
 static void remedy_try(remedies *list, const tr_config *changed, const char *setting)
 {
-    size_t bytes[TR_MEM_NUM];
-    tr_mesh mesh = tr_config_mesh(changed, list->rank);
-    if (tr_run_count(changed, &mesh, list->device, bytes, NULL) != TR_OK ||
-        total_of(bytes) > list->limit)
-        return;
-    size_t used = strlen(list->text);
-    snprintf(list->text + used, list->text_bytes - used, "%s%s (%zu bytes)", used > 0 ? ", " : "",
-             setting, total_of(bytes));
+    int num_ranks = (int)changed->derived.num_ranks;
+    tr_plan_rank *ranks = TR_NEW_ARRAY(tr_plan_rank, (size_t)num_ranks);
+    bool counted = tr_plan_count(changed, list->device, ranks) == TR_OK;
+    size_t most = ranks[tr_plan_largest(ranks, num_ranks)].total, used = strlen(list->text);
+    tr_free(ranks);
+    if (counted && most <= list->limit)
+        snprintf(list->text + used, list->text_bytes - used, "%s%s (%zu bytes)",
+                 used > 0 ? ", " : "", setting, most);
 }
 
 /* Another ZeRO stage, in the order of sums that a new run would take unless it is recorded or asked for. */
@@ -137,10 +139,10 @@ static void zero_set(tr_config *changed, const tr_config *cfg, int64_t zero)
         changed->train.reduction_order = tr_config_natural_order(changed);
 }
 
-void tr_memory_fit_remedies(const tr_config *cfg, int rank, tr_device *device, size_t limit,
-                            char *text, size_t text_bytes)
+void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limit, char *text,
+                            size_t text_bytes)
 {
-    remedies list = {rank, device, limit, text, text_bytes};
+    remedies list = {device, limit, text, text_bytes};
     tr_config changed = *cfg; /* shallow: read only, not cleared */
     text[0] = '\0';
     /* Higher ZeRO stages, each alone. Stage 0 takes any shard_ranks. */
@@ -197,7 +199,7 @@ tr_status tr_memory_fit_check(tr_run *run)
             snprintf(table + used, sizeof table - used, "\n  %-14s %15zu bytes",
                      tr_mem_category_name((tr_mem_category)c), run->bytes[c]);
         }
-    tr_memory_fit_remedies(&run->cfg, run->mesh.rank, run->device, limit, fitting, sizeof fitting);
+    tr_memory_fit_remedies(&run->cfg, run->device, limit, fitting, sizeof fitting);
     return tr_fail(TR_ERR_MEMORY,
                    "not enough memory on rank %d (data %d, tensor %d, pipeline %d): the run needs "
                    "%zu bytes, %s is %zu, %lld short; would fit: %s%s",

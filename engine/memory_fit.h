@@ -8,8 +8,8 @@
  * ranks with the table of the rank that is shortest, the shortfall and settings that would fit. */
 tr_status tr_memory_fit_check(tr_run *run);
 
-/* Writes which settings, each with the bytes it comes to, would let this rank fit in limit bytes, or what else to do. cfg is resolved and not changed. */
-void tr_memory_fit_remedies(const tr_config *cfg, int rank, tr_device *device, size_t limit,
-                            char *text, size_t text_bytes);
+/* Writes which settings, each with the bytes it comes to, would let every rank fit in limit bytes, or what else to do. cfg is resolved and not changed. */
+void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limit, char *text,
+                            size_t text_bytes);
 
 #endif

@@ -67,6 +67,15 @@ tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *r
     return status;
 }
 
+int tr_plan_largest(const tr_plan_rank *ranks, int num_ranks)
+{
+    int largest = 0;
+    for (int r = 1; r < num_ranks; r++)
+        if (ranks[r].total > ranks[largest].total)
+            largest = r;
+    return largest;
+}
+
 tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
                               tr_plan_order *order)
 {

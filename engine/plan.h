@@ -16,6 +16,8 @@ typedef struct tr_plan_rank {
 
 /* Fills ranks[0 ... cfg->derived.num_ranks - 1] from the counting pass of each rank; ranks that must have equal bytes are counted once. */
 tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks);
+/* The rank that needs most, the first of equals. */
+int tr_plan_largest(const tr_plan_rank *ranks, int num_ranks);
 
 /* What the recorded order of sums costs the rank of each stage with the largest shards, over the order that the layout follows naturally. */
 typedef struct tr_plan_order {

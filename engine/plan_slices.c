@@ -35,14 +35,6 @@ static double stage_bytes(const tr_config *cfg, const tr_mesh *mesh, const tr_mo
     return bytes;
 }
 
-static size_t largest_total(const tr_plan_rank *ranks, int num_ranks)
-{
-    size_t most = 0;
-    for (int r = 0; r < num_ranks; r++)
-        most = ranks[r].total > most ? ranks[r].total : most;
-    return most;
-}
-
 tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
                                tr_plan_slices *cost)
 {
@@ -53,8 +45,8 @@ tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, const tr
     tr_config_copy(&plain, cfg);
     plain.train.tensor_slices = plain.derived.tensor_slices = 0;
     tr_status status = tr_plan_count(&plain, device, plain_ranks);
-    cost->memory =
-        (int64_t)largest_total(ranks, num_ranks) - (int64_t)largest_total(plain_ranks, num_ranks);
+    cost->memory = (int64_t)ranks[tr_plan_largest(ranks, num_ranks)].total -
+                   (int64_t)plain_ranks[tr_plan_largest(plain_ranks, num_ranks)].total;
     tr_config_clear(&plain);
     tr_free(plain_ranks);
     TR_TRY(status);

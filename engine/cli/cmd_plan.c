@@ -168,7 +168,7 @@ static void ranks_label(int first, int end, char label[32])
 
 static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
 {
-    int largest = 0;
+    int largest = tr_plan_largest(ranks, num_ranks);
     printf("bytes per rank\n%-11s", "ranks");
     for (int c = 0; c < TR_MEM_NUM; c++)
         printf(" %15s", tr_mem_category_name((tr_mem_category)c));
@@ -183,8 +183,6 @@ static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
         for (int c = 0; c < TR_MEM_NUM; c++)
             printf(" %15zu", ranks[r].bytes[c]);
         printf(" %15zu\n", ranks[r].total);
-        if (ranks[r].total > ranks[largest].total)
-            largest = r;
         r = end;
     }
     printf("largest rank %d (data %d, tensor %d, pipeline %d): %zu bytes\n", largest,
@@ -285,19 +283,16 @@ static tr_status pipeline_draw(const tr_config *cfg, const char *path)
 /* Whether the largest rank fits memory.limit_gb, where that is set; what would fit where it does not. */
 static tr_status limit_print(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks)
 {
-    int largest = 0;
+    int largest = tr_plan_largest(ranks, (int)cfg->derived.num_ranks);
     char fitting[512];
     size_t limit = (size_t)(cfg->memory.limit_gb * 1e9);
     if (cfg->memory.limit_gb <= 0)
         return TR_OK;
-    for (int r = 1; r < (int)cfg->derived.num_ranks; r++)
-        if (ranks[r].total > ranks[largest].total)
-            largest = r;
     if (ranks[largest].total <= limit) {
         printf("fits memory.limit_gb: %zu bytes to spare\n", limit - ranks[largest].total);
         return TR_OK;
     }
-    tr_memory_fit_remedies(cfg, largest, device, limit, fitting, sizeof fitting);
+    tr_memory_fit_remedies(cfg, device, limit, fitting, sizeof fitting);
     return tr_fail(TR_ERR_MEMORY,
                    "not enough memory: rank %d needs %zu bytes, memory.limit_gb is %zu, %zu short; "
                    "would fit: %s",

@@ -101,6 +101,15 @@ done <<<"$(sed -n 's/.*would fit: //p' "$scratch/err" | grep -o '[a-z._]*=[a-z0-
 # shellcheck disable=SC2086
 job 2 train $config "run.dir=$scratch/fitting" $big parallel.zero=1 memory.limit_gb=$limit
 expect 0
+# Nor does it name a change that would fit the rank that speaks, and not the one that is largest then: the stage with the head.
+what='remedy of two stages'
+stages='parallel.pipeline=2 model.layers=8 parallel.stages=4,4 model.vocab=2000 train.seq_len=64 train.micro_batch=4 device.threads=1'
+# shellcheck disable=SC2086
+job 1 plan $config --ranks 2 $stages memory.recompute=full
+limit=$(awk '/^[01] / { sum += $NF } END { printf "%.6f", sum / 2e9 }' "$scratch/out")
+# shellcheck disable=SC2086
+job 2 train $config "run.dir=$scratch/limited" $stages memory.limit_gb=$limit
+expect 6 'not enough memory on rank 0 .*would fit: none of zero and recompute'
 what='ulimit -v'
 # shellcheck disable=SC2086
 (ulimit -v $((700 << 10)) && job 2 train $config "run.dir=$scratch/limited" $big model.layers=24; echo $code >"$scratch/code")
