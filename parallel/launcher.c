@@ -1,6 +1,8 @@
 #include "parallel/launcher.h"
 
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 /* The variable's value, 0 when it is not set or no positive number. */
 static long number_of(const char *variable)
@@ -55,4 +57,10 @@ tr_status tr_launcher_check(int world_size)
                    "run: srun -K --mpi=pmi2 -n %ld trine ..., or mpiexec -n %ld trine ... inside "
                    "the allocation",
                    tasks, tasks, tasks);
+}
+
+void tr_launcher_follow(void)
+{
+    if (getenv("HYDI_CONTROL_FD") != NULL)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
 }

@@ -118,9 +118,7 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_job_read(&job, argc, argv, true));
     TR_TRY(tr_job_resume_settings(&job));
     TR_TRY(tr_job_resolve(&job));
-    if (job.rank == 0)
-        TR_JOB_TRY(&job, tr_train_folder_create(&job.cfg));
-    MPI_Barrier(MPI_COMM_WORLD);
+    TR_TRY(tr_job_check(&job, job.rank == 0 ? tr_train_folder_create(&job.cfg) : TR_OK));
     job.status_path = tr_format("%s/status.json", job.cfg.run.dir);
     TR_JOB_TRY(&job, tr_run_open(&job.run, &job.cfg, MPI_COMM_WORLD, NULL));
     TR_JOB_TRY(&job, tr_run_resume(job.run, &resumed));

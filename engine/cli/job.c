@@ -28,6 +28,7 @@ tr_status tr_job_check(tr_job *job, tr_status status)
 tr_status tr_job_start(tr_job *job)
 {
     *job = (tr_job){0};
+    tr_launcher_follow();
     if (MPI_Init(NULL, NULL) != MPI_SUCCESS)
         return tr_fail(TR_ERR_TRANSPORT, "MPI_Init failed; start trine with mpiexec -n RANKS");
     MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);
@@ -106,6 +107,8 @@ void tr_job_abort(tr_job *job, tr_status status)
     fflush(stdout);
     if (job->size == 1) /* nobody else to end, and no need for MPI's own words */
         _exit(tr_status_exit_code(status));
+    /* A launcher may drop what it has not yet read of a rank's output when it hears of the abort. */
+    tr_clock_sleep(0.2);
     MPI_Abort(MPI_COMM_WORLD, tr_status_exit_code(status));
     abort();
 }
