@@ -98,7 +98,9 @@ typedef struct data_test {
 static void data_case(fx_job *job, const void *context)
 {
     const data_test *test = context;
-    const slow_rule rule = {"data", (int)test->kind, 0, test->wire / (test->passes * MODEL_BYTES)};
+    const slow_rule rule = {.group = "data",
+                            .kind = (int)test->kind,
+                            .seconds_per_byte = test->wire / (test->passes * MODEL_BYTES)};
     double wire = test->wire, hideable = test->hideable;
     char on[512], off[512];
     snprintf(on, sizeof on, DATA_LAYOUT "%s parallel.overlap=true", test->layout);
@@ -168,7 +170,7 @@ static void pipeline_case(fx_job *job, const void *context)
 {
     (void)context;
     static const double wire = 35e-3;
-    const slow_rule rule = {"pipeline", SLOW_ANY_KIND, wire, 0};
+    const slow_rule rule = {.group = "pipeline", .kind = SLOW_ANY_KIND, .seconds = wire};
     const char *layout =
         "parallel.pipeline=2 parallel.schedule=gpipe train.global_batch=6 device.threads=1";
     outcome fast = measure(job, layout, product_s, NULL, 0);
@@ -193,7 +195,7 @@ static void pipeline_case(fx_job *job, const void *context)
 static void wait_case(fx_job *job, tr_transport inside, double wire)
 {
     static const double late = 0.08;
-    const slow_rule rule = {"pair", SLOW_ANY_KIND, wire, 0};
+    const slow_rule rule = {.group = "pair", .kind = SLOW_ANY_KIND, .seconds = wire};
     const int ranks[2] = {0, 1};
     const size_t bytes = 1 << 20;
     tr_world *world;
@@ -238,7 +240,7 @@ static void tensor_case(fx_job *job, const void *context)
 {
     const char *layout = context;
     static const double wire = 2e-3;
-    const slow_rule rule = {"tensor", SLOW_ANY_KIND, wire, 0};
+    const slow_rule rule = {.group = "tensor", .kind = SLOW_ANY_KIND, .seconds = wire};
     char on[512], off[512];
     snprintf(on, sizeof on, "%s parallel.overlap=true", layout);
     snprintf(off, sizeof off, "%s parallel.overlap=false", layout);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 
 enum { MAX_GROUPS = 64, MAX_RANKS = 8, MAX_OPEN = 32, STREAMS = 1 + 2 * MAX_RANKS };
 
@@ -25,7 +26,7 @@ typedef struct slow_group {
     tr_group *group;                /* NULL: free */
     double due[TR_GROUP_SLOTS + 1]; /* of the slot's operation: off the wire; 0 while not on it */
     double free_at[STREAMS];        /* when the stream's last operation is off the wire */
-    bool slowed[TR_GROUP_SLOTS + 1];
+    const slow_rule *rule[TR_GROUP_SLOTS + 1]; /* NULL: not slowed */
     double wire[TR_GROUP_SLOTS + 1];
     slow_totals totals;
 } slow_group;
@@ -35,6 +36,7 @@ static struct {
     MPI_Win window;
     slow_rule rules[SLOW_MAX_RULES];
     int num_rules;
+    uint64_t num_random; /* drawn by this rank */
     slow_group groups[MAX_OPEN];
     struct {
         char name[32];
@@ -66,22 +68,50 @@ static int stream_of(tr_op_kind kind, int peer)
     return kind == TR_OP_SEND ? 1 + peer : kind == TR_OP_RECV ? 1 + MAX_RANKS + peer : 0;
 }
 
-static double result_bytes(const tr_group *group, const tr_op *op)
+static size_t result_bytes(const tr_group *group, const tr_op *op)
 {
-    double items = 0;
+    size_t items = 0;
     if (tr_op_is_pair(op->kind))
-        return (double)op->n;
+        return (size_t)op->n;
     if (op->counts == NULL)
-        return (double)op->n * (double)sizeof(float);
+        return (size_t)op->n * sizeof(float);
     for (int i = 0; i < group->size; i++)
-        items += (double)op->counts[i];
-    return items * (double)op->item_bytes;
+        items += (size_t)op->counts[i];
+    return items * op->item_bytes;
+}
+
+/* All bytes 0xFF: a NaN in every format, and no length or label. */
+static void poison(const void *memory, size_t bytes)
+{
+    if (memory != NULL && bytes > 0)
+        memset((void *)(uintptr_t)memory, 0xFF, bytes);
+}
+
+static void destination_poison(const tr_group *group, const tr_op *op)
+{
+    bool scattered = op->kind == TR_OP_REDUCE_SCATTER;
+    poison(op->dst,
+           scattered ? (size_t)op->counts[group->rank] * op->item_bytes : result_bytes(group, op));
+}
+
+static void source_poison(const tr_group *group, const tr_op *op)
+{
+    bool gathered = op->kind == TR_OP_ALL_GATHER;
+    poison(op->src,
+           gathered ? (size_t)op->counts[group->rank] * op->item_bytes : result_bytes(group, op));
+}
+
+/* In [0, most), by this rank's own sequence of numbers. */
+static double random_seconds(const tr_group *group, double most)
+{
+    uint64_t number = tr_hash_mix((uint64_t)group->world->rank, net.num_random++);
+    return most * (double)(number >> 11) * 0x1p-53;
 }
 
 static const slow_rule *rule_for(const tr_group *group, const tr_op *op)
 {
     for (int i = 0; i < net.num_rules; i++)
-        if (strcmp(net.rules[i].group, group->name) == 0 &&
+        if ((net.rules[i].group == NULL || strcmp(net.rules[i].group, group->name) == 0) &&
             (net.rules[i].kind == SLOW_ANY_KIND || net.rules[i].kind == (int)op->kind))
             return &net.rules[i];
     return NULL;
@@ -134,15 +164,19 @@ static tr_status slow_post(tr_group *group, tr_op *op)
 {
     slow_group *of = slow_of(group);
     const slow_rule *rule = net.board != NULL ? rule_for(group, op) : NULL;
-    of->slowed[op->index] = rule != NULL;
+    of->rule[op->index] = rule;
     of->due[op->index] = 0;
     if (rule != NULL) {
-        of->wire[op->index] = rule->seconds + rule->seconds_per_byte * result_bytes(group, op);
+        of->wire[op->index] = rule->seconds +
+                              rule->seconds_per_byte * (double)result_bytes(group, op) +
+                              random_seconds(group, rule->random_seconds);
         posted *post = &net.board->posts[group->index][group->rank][stream_of(op->kind, op->peer)]
                                         [op->sequence % TR_GROUP_SLOTS];
         atomic_store(&post->at, tr_clock_seconds());
         atomic_store(&post->next, op->sequence + 1);
         group->world->num_polled++; /* nobody rings when the time is over */
+        if (rule->poison)
+            destination_poison(group, op);
     }
     return real(group)->post(group, op);
 }
@@ -178,7 +212,7 @@ static void settle(slow_group *of, const tr_group *group, const tr_op *op)
 static tr_status slow_advance(tr_group *group, tr_op *op, bool *moved)
 {
     slow_group *of = slow_of(group);
-    if (op->index == TR_GROUP_SMALL || !of->slowed[op->index])
+    if (op->index == TR_GROUP_SMALL || of->rule[op->index] == NULL)
         return real(group)->advance(group, op, moved);
     double *due = &of->due[op->index];
     if (*due == 0)
@@ -193,7 +227,9 @@ static tr_status slow_advance(tr_group *group, tr_op *op, bool *moved)
     of->totals.wire_seconds += of->wire[op->index];
     of->totals.late_seconds += late;
     of->totals.latest_seconds = late > of->totals.latest_seconds ? late : of->totals.latest_seconds;
-    of->slowed[op->index] = false;
+    if (of->rule[op->index]->spend)
+        source_poison(group, op);
+    of->rule[op->index] = NULL;
     group->world->num_polled--;
     return TR_OK;
 }
@@ -261,6 +297,7 @@ void slow_link_begin(const slow_rule *rules, int num_rules)
         net.rules[i] = rules[i];
     net.num_rules = num_rules;
     net.num_closed = 0;
+    net.num_random = 0;
     sleeping_barrier();
 }
 

@@ -6,6 +6,9 @@
  * off the wire; no rank sees it complete earlier. What the ranks post meanwhile, and what they compute, goes on. Nobody spins: a wait for
  * such an operation tests and sleeps briefly, as over MPI. Integer reductions and broadcasts are not slowed.
  *
+ * A rule may make the time random, which brings the ranks out of step in ever new ways, and may fill memory that holds nothing with NaNs:
+ * a destination from the post on, a source from the end on. Whoever reads before the result is there, or after giving it away, sees them.
+ *
  * The ranks share one machine, whose clock they share; they publish when they posted in memory of their own. */
 #ifndef TESTS_PARALLEL_SLOW_LINK_H
 #define TESTS_PARALLEL_SLOW_LINK_H
@@ -14,13 +17,18 @@
 
 enum { SLOW_ANY_KIND = -1, SLOW_MAX_RULES = 8 };
 
-/* Slows the operations of a kind (tr_op_kind, or SLOW_ANY_KIND) of the groups called `group`. */
+/* Slows the operations of a kind (tr_op_kind, or SLOW_ANY_KIND) of the groups called `group` (NULL: of all). Of several rules for an
+ * operation the first counts. */
 typedef struct slow_rule {
     const char *group;
     int kind;
     double seconds; /* of one operation */
     double
         seconds_per_byte; /* more, for each byte of its result (of a reduce_scatter: of all ranks' results) */
+    double random_seconds; /* more, at most: by chance, for each rank and operation anew */
+    bool poison;           /* the destination, when it is posted; it may be no part of the source */
+    bool
+        spend; /* the source, when no rank reads it any more: for those that are buffers, and are written anew for each operation */
 } slow_rule;
 
 /* Of this rank, of the operations that rules named since slow_link_begin. */
