@@ -99,8 +99,11 @@ static void evaluation_is_the_loss_of_the_batch(fx_job *job)
                                           "parallel.pipeline=4 train.micro_batch=12",
                                           "parallel.pipeline=2 parallel.virtual=2 "
                                           "parallel.schedule=interleaved",
-                                          "parallel.pipeline=2 parallel.tensor=2"};
-    for (int i = 0; i < 6; i++) {
+                                          "parallel.pipeline=2 parallel.tensor=2",
+                                          "parallel.data=4 parallel.zero=2",
+                                          "parallel.data=4 parallel.zero=3 train.micro_batch=3",
+                                          "parallel.data=2 parallel.pipeline=2 parallel.zero=3"};
+    for (int i = 0; i < 9; i++) {
         fx_run fx;
         tr_metrics plain[3], mixed;
         double valid[4] = {0};
