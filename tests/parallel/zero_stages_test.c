@@ -1,6 +1,8 @@
-/* ZeRO stages 0 to 3 are one run: the same bits under accumulation, and a checkpoint of any stage goes on under any other at any data size. */
+/* ZeRO stages 0 to 3 are one run: the same bits under accumulation, and a checkpoint of any stage goes on under any other at any data size. It
+ * is one copy of the state, of which each rank writes its share. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/alloc.h"
 #include "tests/parallel/run_fixture.h"
@@ -151,6 +153,54 @@ static void read_at_once(fx_job *job, const char *model, const char *precision, 
     tr_free(base);
 }
 
+/* Bytes of a file of a checkpoint after one step; 0 where there is none. Rank 0. */
+static int64_t file_bytes(const char *name, const char *file)
+{
+    struct stat about;
+    char *path = tr_format("%s/%s/step-00000001/%s", folder, name, file);
+    int64_t bytes = stat(path, &about) == 0 ? (int64_t)about.st_size : 0;
+    tr_free(path);
+    return bytes;
+}
+
+/* What data and tensor ranks hold alike is stored once; uncompressed, so that bytes are those of the elements. */
+static void stored_once(fx_job *job, const char *model, int zero)
+{
+    fx_run fx;
+    tr_metrics metrics;
+    char *name = tr_format("bytes-%s-%d", model, zero);
+    /* Positions, and key/value heads that tensor ranks share, are a tenth of all. */
+    char *text = tr_format("model.layers=2 model.hidden=128 model.heads=2 model.kv_heads=%d "
+                           "train.seq_len=256 train.global_batch=4 parallel.data=4 "
+                           "parallel.tensor=2 parallel.zero=%d checkpoint.level=0 "
+                           "checkpoint.dir=%s/%s",
+                           model[0] == 'g' ? 2 : 1, zero, folder, name);
+    double copy = 0, sum = 0, most = 0;
+    fx_open(job, &fx, model, text, NULL, NULL);
+    fx_step(&fx, &metrics);
+    for (int i = 0; i < tr_run_num_params(fx.run); i++) {
+        int64_t shape[2];
+        tr_run_param_name(fx.run, i, shape);
+        copy += 3.0 * sizeof(float) * (double)(shape[0] * shape[1]); /* master and two moments */
+    }
+    fx_need(job, tr_run_save(fx.run));
+    sum = job->rank == 0 ? (double)file_bytes(name, "manifest.json") : 0;
+    for (int r = 0; r < 8 && job->rank == 0; r++) {
+        char file[32];
+        snprintf(file, sizeof file, "shard-%05d.bin", r);
+        double bytes = (double)file_bytes(name, file);
+        sum += bytes;
+        most = bytes > most ? bytes : most;
+    }
+    fx_check(job, job->rank > 0 || (sum >= copy && sum < 1.05 * copy),
+             "%s %s: %.0f bytes, one copy has %.0f", model, text, sum, copy);
+    fx_check(job, job->rank > 0 || most < 1.5 * copy / 8, "%s %s: a rank writes %.0f bytes of %.0f",
+             model, text, most, copy);
+    fx_close(&fx);
+    tr_free(text);
+    tr_free(name);
+}
+
 int main(int argc, char **argv)
 {
     static const char *const precisions[] = {"fp32", "bf16", "fp16"};
@@ -168,6 +218,11 @@ int main(int argc, char **argv)
                 read_at_once(&job, "g", precisions[p], zero);
                 read_at_once(&job, "l", precisions[p], zero);
             }
+    if (fx_case(&job, "a checkpoint is one copy, in equal shares"))
+        for (int zero = 0; zero < 4; zero++) {
+            stored_once(&job, "g", zero);
+            stored_once(&job, "l", zero);
+        }
     fx_folder_remove(&job, folder);
     return fx_end(&job);
 }
