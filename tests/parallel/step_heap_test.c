@@ -158,11 +158,50 @@ static void long_run_grows_nowhere(fx_job *job)
     }
 }
 
+/* A step and evaluations of one to three batches, in turn, 200 times: from the fifth round on neither the peak of an arena nor the process grows. */
+static void turns_grow_nowhere(fx_job *job)
+{
+    if (!fx_case(job, "training and evaluation in turn grow nowhere"))
+        return;
+    enum { ROUNDS = 200, SETTLED = 5 };
+    fx_run fx;
+    tr_metrics metrics;
+    size_t peaks[TR_MEM_NUM] = {0}, peak = 0;
+    int64_t kib = 0;
+    double loss;
+    fx_open(job, &fx, "l",
+            "model.layers=2 model.hidden=32 model.ffn=64 train.seq_len=256 train.global_batch=4 "
+            "train.precision=bf16",
+            NULL, NULL);
+    for (int round = 1; round <= ROUNDS && fx.run != NULL; round++) {
+        fx_step(&fx, &metrics);
+        fx.run->cfg.train.eval_batches = 1 + round % 3;
+        fx_need(job, tr_run_evaluate(fx.run, &loss));
+        if (round == SETTLED) {
+            kib = resident_kib();
+            peak = metrics.memory_peak_bytes;
+            for (int c = 0; c < TR_MEM_NUM; c++)
+                peaks[c] = fx.run->arenas[c].peak;
+        }
+    }
+    for (int c = 0; c < TR_MEM_NUM && fx.run != NULL; c++)
+        fx_check(job, fx.run->arenas[c].peak == peaks[c], "arena %d: peak %zu bytes, was %zu", c,
+                 fx.run->arenas[c].peak, peaks[c]);
+    if (fx.run != NULL) {
+        fx_check(job, metrics.memory_peak_bytes == peak, "peak of %zu bytes, was %zu",
+                 metrics.memory_peak_bytes, peak);
+        fx_check(job, resident_kib() - kib < 512, "%lld KiB more in %d rounds",
+                 (long long)(resident_kib() - kib), ROUNDS - SETTLED);
+    }
+    fx_close(&fx);
+}
+
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
     steps_allocate_nothing(&job);
     long_run_grows_nowhere(&job);
+    turns_grow_nowhere(&job);
     return fx_end(&job);
 }
