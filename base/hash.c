@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "base/alloc.h"
+#include "base/hash_int.h"
 #include "base/status.h"
 
 struct tr_hash_stream {
@@ -45,6 +46,9 @@ uint64_t tr_hash_mix(uint64_t key, uint64_t value)
 
 tr_hash128 tr_hash128_compute(const void *data, size_t bytes)
 {
+    const tr_hash_functions *wide = tr_hash_avx2();
+    if (wide != NULL)
+        return wide->compute(data, bytes);
     XXH128_hash_t hash = XXH3_128bits(data, bytes);
     return (tr_hash128){.low = hash.low64, .high = hash.high64};
 }
@@ -114,7 +118,11 @@ void tr_hash_stream_reset(tr_hash_stream *stream)
 
 void tr_hash_stream_add(tr_hash_stream *stream, const void *data, size_t bytes)
 {
-    XXH3_128bits_update(stream->state, data, bytes);
+    const tr_hash_functions *wide = tr_hash_avx2();
+    if (wide != NULL)
+        wide->add(stream->state, data, bytes);
+    else
+        XXH3_128bits_update(stream->state, data, bytes);
 }
 
 tr_hash128 tr_hash_stream_get(const tr_hash_stream *stream)

@@ -1,4 +1,5 @@
-/* Hashes: XXH3 of 64 and 128 bits (libxxhash), the same on every machine. Not cryptographic.
+/* Hashes: XXH3 of 64 and 128 bits (libxxhash; the 128 bits of files with AVX2 where the processor has
+ * it), the same on every machine. Not cryptographic.
  *
  * 64 bits make keys of random streams and of permutations; 128 bits check files and compare tensors. All functions are
  * thread-safe; a stream belongs to one thread at a time. */

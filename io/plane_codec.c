@@ -1,35 +1,55 @@
 #include "io/plane_codec.h"
 
+#include <stdint.h>
 #include <string.h>
 #include <zstd.h>
 
 #include "base/alloc.h"
 #include "base/status.h"
+#include "io/plane_split.h"
 #include "io/shard_int.h"
 
 enum {
-    NUM_PLANES = 4,
-    TRIAL_BYTES = 16384,
+    TRIAL_VALUES = 4096,
     GAIN = 32 /* a plane is compressed when that saves at least 1/32 of it */
 };
+#define UNEVEN 1.12 /* is_uneven; between 1 and 1.19 */
 
 struct tr_plane_codec {
     size_t max_values;
-    unsigned char *planes; /* [NUM_PLANES][max_values]; plane p holds byte p of the rotated bits */
-    unsigned char *trial;
+    unsigned char *planes; /* [TR_NUM_PLANES][max_values] */
     ZSTD_CCtx *compress;
+    ZSTD_CCtx *entropy; /* level 1 of the exponent plane */
     ZSTD_DCtx *decompress;
 };
+
+/* Matches of at least 7 bytes, found through a table of a few entries: runs (rows without a
+ * gradient) and little else. What is left is Huffman coding, a table for each 128 KiB. */
+static ZSTD_CCtx *entropy_create(void)
+{
+    static const struct {
+        ZSTD_cParameter parameter;
+        int value;
+    } settings[] = {
+        {ZSTD_c_compressionLevel, 1}, {ZSTD_c_strategy, ZSTD_fast}, {ZSTD_c_windowLog, 17},
+        {ZSTD_c_hashLog, 6},          {ZSTD_c_minMatch, 7},
+    };
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    for (size_t i = 0; context != NULL && i < sizeof settings / sizeof settings[0]; i++)
+        TR_ASSERT(!ZSTD_isError(
+            ZSTD_CCtx_setParameter(context, settings[i].parameter, settings[i].value)));
+    return context;
+}
 
 tr_plane_codec *tr_plane_codec_create(size_t max_values)
 {
     tr_plane_codec *codec = TR_NEW(tr_plane_codec);
     codec->max_values = max_values;
-    codec->planes = TR_NEW_ARRAY(unsigned char, NUM_PLANES *max_values);
-    codec->trial = TR_NEW_ARRAY(unsigned char, TRIAL_BYTES);
+    codec->planes = TR_NEW_ARRAY(unsigned char, TR_NUM_PLANES *max_values);
     codec->compress = ZSTD_createCCtx();
+    codec->entropy = entropy_create();
     codec->decompress = ZSTD_createDCtx();
-    TR_ASSERT(codec->compress != NULL && codec->decompress != NULL);
+    TR_ASSERT(codec->compress != NULL && codec->entropy != NULL && codec->decompress != NULL);
     return codec;
 }
 
@@ -38,35 +58,13 @@ void tr_plane_codec_destroy(tr_plane_codec *codec)
     if (codec == NULL)
         return;
     ZSTD_freeCCtx(codec->compress);
+    ZSTD_freeCCtx(codec->entropy);
     ZSTD_freeDCtx(codec->decompress);
-    tr_free(codec->trial);
     tr_free(codec->planes);
     tr_free(codec);
 }
 
-static void planes_split(const float *src, size_t n, unsigned char *planes, size_t stride)
-{
-    unsigned char *p0 = planes, *p1 = p0 + stride, *p2 = p1 + stride, *p3 = p2 + stride;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, src + i, sizeof bits);
-        bits = bits << 1 | bits >> 31;
-        p0[i] = (unsigned char)bits;
-        p1[i] = (unsigned char)(bits >> 8);
-        p2[i] = (unsigned char)(bits >> 16);
-        p3[i] = (unsigned char)(bits >> 24);
-    }
-}
-
-static void planes_join(const unsigned char *const planes[NUM_PLANES], size_t n, float *dst)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)planes[0][i] | (uint32_t)planes[1][i] << 8 |
-                        (uint32_t)planes[2][i] << 16 | (uint32_t)planes[3][i] << 24;
-        bits = bits >> 1 | bits << 31;
-        memcpy(dst + i, &bits, sizeof bits);
-    }
-}
+/* ---- encoding ---- */
 
 /* zstd's result, or 0 when it saves less than 1/GAIN. */
 static size_t plane_compress(tr_plane_codec *codec, int level, const unsigned char *plane, size_t n,
@@ -78,49 +76,134 @@ static size_t plane_compress(tr_plane_codec *codec, int level, const unsigned ch
     return ZSTD_isError(stored) ? 0 : stored;
 }
 
-static bool trial_gains(tr_plane_codec *codec, int level, const unsigned char *plane, size_t n)
+/* The exponent plane. Its values are few, and their order is noise: level 1 codes them one by one
+ * and all but leaves out the search for matches. */
+static size_t exponents_compress(tr_plane_codec *codec, int level, const unsigned char *plane,
+                                 size_t n, unsigned char *dst, size_t room)
 {
-    size_t bytes = n < TRIAL_BYTES ? n : TRIAL_BYTES;
-    return plane_compress(codec, level, plane, bytes, codec->trial, TRIAL_BYTES) > 0;
+    if (level > 1)
+        return plane_compress(codec, level, plane, n, dst, room);
+    size_t most = n - n / GAIN - 1;
+    size_t stored = ZSTD_compress2(codec->entropy, dst, room < most ? room : most, plane, n);
+    return ZSTD_isError(stored) ? 0 : stored;
+}
+
+/* Whether the values of a plane's beginning are so unequally many that zstd may gain by them. Of
+ * bytes that are all equally likely, the squares of their counts sum to about n + n(n - 1)/256;
+ * what an order-0 code can shorten by 1/32 has at least 1.19 of the second part. */
+static bool is_uneven(const unsigned char *plane, size_t n)
+{
+    uint32_t counts[256] = {0};
+    double squares = 0;
+    for (size_t i = 0; i < n; i++)
+        counts[plane[i]]++;
+    for (int i = 0; i < 256; i++)
+        squares += (double)counts[i] * counts[i];
+    return squares > (double)n + UNEVEN * (double)n * (double)(n - 1) / 256;
+}
+
+/* Which mantissa planes are worth compressing, judged by the first values; whether any is. */
+static bool mantissas_gain(const float *src, size_t n, unsigned char *const planes[TR_NUM_PLANES],
+                           bool gains[TR_NUM_PLANES])
+{
+    size_t count = n < TRIAL_VALUES ? n : TRIAL_VALUES;
+    tr_plane_take_mantissas(src, count, planes[0], planes[1], planes[2]);
+    for (int p = 0; p < TR_NUM_PLANES - 1; p++)
+        gains[p] = is_uneven(planes[p], count);
+    return gains[0] || gains[1] || gains[2];
+}
+
+/* Where the sizes and the planes of a chunk go. */
+typedef struct chunk_out {
+    unsigned char *dst;
+    size_t room, used;
+    int num_planes; /* so far */
+} chunk_out;
+
+/* Counts a plane of `stored` bytes that lie at dst + used already. */
+static void plane_done(chunk_out *out, size_t stored)
+{
+    le_put(out->dst + 4 * out->num_planes++, stored, 4);
+    out->used += stored;
+}
+
+/* A plane whose compressed form, of `stored` bytes, lies at dst + used, or is none (0). */
+static bool plane_end(chunk_out *out, size_t stored, const unsigned char *plane, size_t n)
+{
+    if (stored == 0) {
+        if (out->room - out->used < n)
+            return false;
+        memcpy(out->dst + out->used, plane, n);
+        stored = n;
+    }
+    plane_done(out, stored);
+    return true;
+}
+
+/* Planes 2, 1, 0, some of them compressed. */
+static bool mantissas_compress(tr_plane_codec *codec, int level, const float *src, size_t n,
+                               unsigned char *const planes[TR_NUM_PLANES],
+                               const bool gains[TR_NUM_PLANES], chunk_out *out)
+{
+    tr_plane_take_mantissas(src, n, planes[0], planes[1], planes[2]);
+    for (int p = TR_NUM_PLANES - 2; p >= 0; p--) {
+        size_t stored = 0;
+        if (gains[p])
+            stored = plane_compress(codec, level, planes[p], n, out->dst + out->used,
+                                    out->room - out->used);
+        if (!plane_end(out, stored, planes[p], n))
+            return false;
+    }
+    return true;
+}
+
+/* Planes 2, 1, 0 as they are, straight to their places. */
+static bool mantissas_place(const float *src, size_t n, chunk_out *out)
+{
+    unsigned char *at = out->dst + out->used;
+    if (out->room - out->used < (TR_NUM_PLANES - 1) * n)
+        return false;
+    tr_plane_take_mantissas(src, n, at + 2 * n, at + n, at);
+    for (int p = TR_NUM_PLANES - 2; p >= 0; p--)
+        plane_done(out, n);
+    return true;
 }
 
 size_t tr_plane_encode(tr_plane_codec *codec, int level, const float *src, size_t num_values,
                        void *dst, size_t room)
 {
-    unsigned char *out = dst;
-    size_t used = TR_PLANE_HEADER;
+    chunk_out out = {.dst = dst, .room = room, .used = TR_PLANE_HEADER};
+    unsigned char *planes[TR_NUM_PLANES];
+    bool gains[TR_NUM_PLANES];
     TR_ASSERT(num_values > 0 && num_values <= codec->max_values);
-    if (room < used)
+    if (room < out.used)
         return 0;
-    planes_split(src, num_values, codec->planes, codec->max_values);
-    for (int p = NUM_PLANES - 1; p >= 0; p--) {
-        const unsigned char *plane = codec->planes + (size_t)p * codec->max_values;
-        size_t stored = 0;
-        if (p == NUM_PLANES - 1 || trial_gains(codec, level, plane, num_values))
-            stored = plane_compress(codec, level, plane, num_values, out + used, room - used);
-        if (stored == 0) {
-            stored = num_values;
-            if (room - used < stored)
-                return 0;
-            memcpy(out + used, plane, stored);
-        }
-        le_put(out + 4 * (NUM_PLANES - 1 - p), stored, 4);
-        used += stored;
-    }
-    return used;
+    for (int p = 0; p < TR_NUM_PLANES; p++)
+        planes[p] = codec->planes + (size_t)p * codec->max_values;
+    tr_plane_take_exponents(src, num_values, planes[3]);
+    size_t stored = exponents_compress(codec, level, planes[3], num_values, out.dst + out.used,
+                                       room - out.used);
+    if (!plane_end(&out, stored, planes[3], num_values))
+        return 0;
+    bool done = mantissas_gain(src, num_values, planes, gains)
+                    ? mantissas_compress(codec, level, src, num_values, planes, gains, &out)
+                    : mantissas_place(src, num_values, &out);
+    return done ? out.used : 0;
 }
+
+/* ---- decoding ---- */
 
 bool tr_plane_decode(tr_plane_codec *codec, const void *src, size_t stored, float *dst,
                      size_t num_values)
 {
     const unsigned char *in = src;
-    const unsigned char *planes[NUM_PLANES];
+    const unsigned char *planes[TR_NUM_PLANES];
     size_t used = TR_PLANE_HEADER;
     TR_ASSERT(num_values > 0 && num_values <= codec->max_values);
     if (stored < used)
         return false;
-    for (int p = NUM_PLANES - 1; p >= 0; p--) {
-        size_t size = (size_t)le_get(in + 4 * (NUM_PLANES - 1 - p), 4);
+    for (int p = TR_NUM_PLANES - 1; p >= 0; p--) {
+        size_t size = (size_t)le_get(in + 4 * (TR_NUM_PLANES - 1 - p), 4);
         if (size > num_values || size > stored - used)
             return false;
         planes[p] = in + used;
@@ -135,6 +218,6 @@ bool tr_plane_decode(tr_plane_codec *codec, const void *src, size_t stored, floa
     }
     if (used != stored)
         return false;
-    planes_join(planes, num_values, dst);
+    tr_plane_join(planes, num_values, dst);
     return true;
 }

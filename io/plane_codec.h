@@ -2,8 +2,8 @@
  *
  * Each value's bits are rotated left by one, which brings the sign to the end and puts the whole
  * exponent into the highest byte. Trained weights and moments use few exponents, so that this plane
- * compresses well; mantissa planes are noise and stay as they are, unless a trial on their
- * beginning shows a gain (zeros, ones, small integers). Lossless, NaN included.
+ * compresses well; mantissa planes are noise and stay as they are, unless the values of their
+ * beginning are unequally many (zeros, ones, small integers). Lossless, NaN included.
  *
  * Stored: four sizes of 4 bytes, little-endian, then the four planes, the highest byte's first. A
  * size equal to the number of values is a plane as it is, a smaller one a zstd frame.
