@@ -6,8 +6,9 @@
  * of their values stand together in some row. wide: a few layouts of a model wide enough for several pieces in a product.
  *
  * Losses, norms, step-1 gradients, weights after the last step and an evaluation must have the bits of the reference with the same tensor
- * size and sequence setting on one data rank (E1, E2, and E3: the data size follows the recorded tree). References among
- * themselves, which differ in tensor size, sequence parallel or the tree, agree within rounding. */
+ * size and sequence setting on one data rank (E1, E2, and E3: the data size follows the recorded tree); in tensor slices those of one rank in
+ * these slices, whatever the tensor size and sequence setting (E4). References among themselves, which differ in tensor size, sequence
+ * parallel, slices or the tree, agree within rounding. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +43,8 @@ static const char *const models[] = {"g", "l"}, *const recomputes[] = {"none", "
                          *const switches[] = {"false", "true"},
                          *const transports[] = {"shm", "mpi"},
                          *const orders[] = {"blocks", "rounds"};
+static const int slices[] = {
+    0, 4}; /* none; as many as the largest tensor size, so that all may follow */
 
 enum {
     MODEL,
@@ -57,13 +60,17 @@ enum {
     THREADS,
     SEQUENCE,
     INSIDE,
+    SLICES,
     NUM_FACTORS
 };
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
-static bool odd_data(const mesh_level *mesh)
+enum { BATCH = 24, ODD_MICRO_BATCH = 4 };
+
+/* Sequences of a step; where 24 does not divide, two microbatches of several for each leaf, and that many in one step. */
+static int batch_of(const mesh_level *mesh)
 {
-    return mesh->data == 5 || mesh->data == 7;
+    return mesh->data == 5 || mesh->data == 7 ? 4 * mesh->data * ODD_MICRO_BATCH : BATCH;
 }
 
 static bool row_legal(const tr_covering_row *row)
@@ -100,19 +107,22 @@ static int shard_ranks_of(const mesh_level *mesh, int level)
 
 /* What fixes the bits: reference runs are made for each. Sorted in this order, the less significant last. */
 typedef struct math_key {
-    int model, numerics, batch, order, leaves, tensor, sequence;
+    int model, numerics, batch, order, leaves, slices, tensor, sequence;
 } math_key;
 
 static math_key key_of(const tr_covering_row *row)
 {
     const mesh_level *mesh = &meshes[row->level[MESH]];
+    int in_slices = slices[row->level[SLICES]];
+    int tensor = in_slices > 0 ? 1 : mesh->tensor;
     return (math_key){row->level[MODEL],
                       row->level[NUMERICS],
-                      odd_data(mesh) ? 840 : 24,
+                      batch_of(mesh),
                       row->level[ORDER],
                       leaves_of(mesh),
-                      mesh->tensor,
-                      mesh->tensor > 1 ? row->level[SEQUENCE] : 0};
+                      in_slices,
+                      tensor,
+                      tensor > 1 ? row->level[SEQUENCE] : 0};
 }
 
 static int key_compare(const math_key *a, const math_key *b)
@@ -123,6 +133,7 @@ static int key_compare(const math_key *a, const math_key *b)
            : a->batch != b->batch       ? a->batch - b->batch
            : a->order != b->order       ? a->order - b->order
            : a->leaves != b->leaves     ? a->leaves - b->leaves
+           : a->slices != b->slices     ? a->slices - b->slices
            : a->tensor != b->tensor     ? a->tensor - b->tensor
                                         : a->sequence - b->sequence;
 }
@@ -133,16 +144,16 @@ static int row_compare(const void *a, const void *b)
     return key_compare(&x, &y);
 }
 
-/* The mathematics of a key, and its plainest layout. */
+/* The mathematics of a key, and its plainest layout; what follows it may be another layout. */
 static char *math_text(const math_key *key)
 {
     return tr_format("model.layers=10 train.precision=%s model.dropout=%g train.global_batch=%d "
                      "train.micro_batch=%d train.reduction_order=%s train.reduction_leaves=%d "
-                     "train.clip=0.5 "
-                     "train.eval_batches=1 parallel.tensor=%d parallel.sequence=%s",
+                     "train.tensor_slices=%d train.clip=0.5 train.eval_batches=1 "
+                     "parallel.tensor=%d parallel.sequence=%s",
                      numerics[key->numerics].precision, numerics[key->numerics].dropout, key->batch,
-                     key->batch == 840 ? 12 : 1, orders[key->order], key->leaves, key->tensor,
-                     switches[key->sequence]);
+                     key->batch == BATCH ? 1 : ODD_MICRO_BATCH, orders[key->order], key->leaves,
+                     key->slices, key->tensor, switches[key->sequence]);
 }
 
 static char *row_text(const tr_covering_row *row)
@@ -153,11 +164,11 @@ static char *row_text(const tr_covering_row *row)
         "parallel.data=%d parallel.pipeline=%d parallel.schedule=%s "
         "parallel.virtual=%d memory.recompute=%s parallel.zero=%d "
         "parallel.shard_ranks=%d parallel.bucket_mb=%s parallel.overlap=%s device.threads=%d "
-        "parallel.inside=%s",
+        "parallel.tensor=%d parallel.sequence=%s parallel.inside=%s",
         mesh->data, mesh->pipeline, pipes[level[PIPE]].schedule, pipes[level[PIPE]].chunks,
         recomputes[level[RECOMPUTE]], level[ZERO], shard_ranks_of(mesh, level[SHARD]),
-        buckets[level[BUCKET]], switches[level[OVERLAP]], 1 + level[THREADS],
-        transports[level[INSIDE]]);
+        buckets[level[BUCKET]], switches[level[OVERLAP]], 1 + level[THREADS], mesh->tensor,
+        switches[level[SEQUENCE]], transports[level[INSIDE]]);
 }
 
 /* What rounding may do to a step-1 gradient. */
@@ -167,18 +178,18 @@ static double tolerance(int numerics_level)
     return strcmp(precision, "fp32") == 0 ? 1e-5 : strcmp(precision, "fp16") == 0 ? 2e-2 : 1e-1;
 }
 
-/* The references of the key in use: on one tensor rank, with its own tensor setting when that is another, and that of the same batch with another
- * tree, when there was one. */
+/* The references of the key in use: on one tensor rank without slices, with its own tensor setting or slices when these are others, and that of the same
+ * batch with another tree, when there was one. */
 typedef struct references {
     bool known, has_other;
     int num_made;
     math_key key;
-    fx_outcome whole, cut, other;
+    fx_outcome whole, own, other;
 } references;
 
 static int steps_of(const math_key *key)
 {
-    return key->batch == 840 ? 1 : 2;
+    return key->batch == BATCH ? 2 : 1;
 }
 
 static void reference_measure(fx_job *job, references *r, const math_key *key, fx_outcome *outcome)
@@ -197,7 +208,16 @@ static void rounding_check(fx_job *job, const math_key *key, const fx_outcome *a
     double difference = fx_grad_difference(job, a, b);
     fx_check(job, difference <= tolerance(key->numerics), "%s %s: gradients differ by %g",
              models[key->model], text, difference);
+    double expected = a->metrics[0].grad_norm, norm = b->metrics[0].grad_norm;
+    fx_check(job, job->rank > 0 || fabs(norm - expected) <= tolerance(key->numerics) * expected,
+             "%s %s: norm %g, not %g", models[key->model], text, norm, expected);
     tr_free(text);
+}
+
+/* Whether the key's bits are not those of `whole`. */
+static bool has_own(const math_key *key)
+{
+    return key->tensor > 1 || key->slices > 0;
 }
 
 /* Makes the references of a key where they are not there yet. */
@@ -207,7 +227,7 @@ static void references_turn(fx_job *job, references *r, const math_key *key)
         return;
     math_key whole = *key;
     whole.tensor = 1;
-    whole.sequence = 0;
+    whole.sequence = whole.slices = 0;
     bool same_batch = r->known && r->key.model == key->model && r->key.numerics == key->numerics &&
                       r->key.batch == key->batch;
     if (!same_batch) {
@@ -223,9 +243,9 @@ static void references_turn(fx_job *job, references *r, const math_key *key)
         reference_measure(job, r, &whole, &r->whole);
         rounding_check(job, &whole, &r->other, &r->whole);
     }
-    if (key->tensor > 1) {
-        reference_measure(job, r, key, &r->cut);
-        rounding_check(job, key, &r->whole, &r->cut);
+    if (has_own(key)) {
+        reference_measure(job, r, key, &r->own);
+        rounding_check(job, key, &r->whole, &r->own);
     }
     r->key = *key;
     r->known = true;
@@ -240,7 +260,7 @@ static void row_run(fx_job *job, references *r, const tr_covering_row *row)
     char *what = tr_format("%s %s", models[key.model], both);
     fx_outcome outcome;
     fx_measure(job, models[key.model], both, steps_of(&key), NULL, &outcome);
-    fx_check_equal(job, key.tensor > 1 ? &r->cut : &r->whole, &outcome, what);
+    fx_check_equal(job, has_own(&key) ? &r->own : &r->whole, &outcome, what);
     fx_outcome_clear(&outcome);
     tr_free(what);
     tr_free(both);
@@ -263,7 +283,8 @@ static void covering_run(fx_job *job, int strength)
                                                  [OVERLAP] = 2,
                                                  [THREADS] = 2,
                                                  [SEQUENCE] = 2,
-                                                 [INSIDE] = 2},
+                                                 [INSIDE] = 2,
+                                                 [SLICES] = COUNT(slices)},
                                   .strength = strength,
                                   .legal = row_legal};
     int num_rows, num_missed;
@@ -282,37 +303,69 @@ static void covering_run(fx_job *job, int strength)
         }
     }
     fx_outcome_clear(&r.whole);
-    fx_outcome_clear(&r.cut);
+    fx_outcome_clear(&r.own);
     fx_outcome_clear(&r.other);
     tr_free(rows);
 }
 
-/* E2 and E3 where products have several pieces and sums many terms. */
+/* Layouts of one mathematics, which includes what fixes the bits of tensor ranks; the reference is `plain` of it. */
+typedef struct wide_part {
+    const char *math, *plain, *layouts[6];
+} wide_part;
+
+static const wide_part wide_parts[] = {
+    {"train.global_batch=8 train.reduction_leaves=8",
+     "",
+     {"parallel.data=2 parallel.pipeline=2 memory.recompute=selective",
+      "parallel.data=4 parallel.zero=0 parallel.bucket_mb=1 device.threads=2",
+      "parallel.data=8 parallel.overlap=false memory.recompute=full",
+      "parallel.data=4 parallel.zero=2 parallel.shard_ranks=2",
+      "parallel.pipeline=2 parallel.schedule=gpipe device.threads=2"}},
+    {"train.global_batch=4 train.reduction_leaves=4",
+     "parallel.tensor=2",
+     {"parallel.tensor=2 parallel.data=4 parallel.zero=3 parallel.bucket_mb=1",
+      "parallel.tensor=2 parallel.pipeline=2 parallel.data=2 memory.recompute=selective"}},
+    {"train.global_batch=4 train.reduction_leaves=4",
+     "parallel.tensor=2 parallel.sequence=false",
+     {"parallel.tensor=2 parallel.sequence=false parallel.data=2 parallel.zero=2 "
+      "device.threads=2",
+      "parallel.tensor=2 parallel.sequence=false parallel.overlap=false parallel.pipeline=2"}},
+    {"train.global_batch=4 train.reduction_leaves=4 train.tensor_slices=4",
+     "",
+     {"parallel.tensor=2 parallel.data=2 parallel.zero=3",
+      "parallel.tensor=4 parallel.sequence=false parallel.data=2 memory.recompute=full",
+      "parallel.tensor=4 parallel.pipeline=2 device.threads=2", "parallel.data=4 parallel.zero=1"}},
+};
+
+/* E2, E3 and E4 where products have several pieces and sums many terms. */
 static void wide_run(fx_job *job)
 {
-    static const char math[] =
+    static const char shape[] =
         "model.layers=2 model.hidden=768 model.heads=12 model.kv_heads=12 model.ffn=2048 "
-        "model.vocab=1003 train.seq_len=512 train.global_batch=8 train.precision=bf16 "
-        "train.reduction_leaves=8 train.eval_batches=1";
-    static const char *const layouts[] = {
-        "parallel.data=2 parallel.pipeline=2 memory.recompute=selective",
-        "parallel.data=4 parallel.zero=0 parallel.bucket_mb=1 device.threads=2",
-        "parallel.data=8 parallel.overlap=false memory.recompute=full",
-        "parallel.data=4 parallel.zero=2 parallel.shard_ranks=2",
-        "parallel.pipeline=2 parallel.schedule=gpipe device.threads=2"};
-    for (int model = 0; model < COUNT(models); model++) {
+        "model.vocab=1003 train.seq_len=512 train.precision=bf16 train.eval_batches=1";
+    double begin = tr_clock_seconds();
+    for (int m = 0; m < COUNT(models) * COUNT(wide_parts); m++) {
+        const char *model = models[m / COUNT(wide_parts)];
+        const wide_part *part = &wide_parts[m % COUNT(wide_parts)];
         fx_outcome reference, outcome;
-        fx_measure(job, models[model], math, 2, NULL, &reference);
-        for (int i = 0; i < COUNT(layouts); i++) {
-            char *both = tr_format("%s %s", math, layouts[i]);
-            char *what = tr_format("%s %s", models[model], layouts[i]);
-            fx_measure(job, models[model], both, 2, NULL, &outcome);
+        char *plain = tr_format("%s %s %s", shape, part->math, part->plain);
+        fx_measure(job, model, plain, 2, NULL, &reference);
+        for (int i = 0; i < COUNT(part->layouts) && part->layouts[i] != NULL; i++) {
+            char *both = tr_format("%s %s %s", shape, part->math, part->layouts[i]);
+            char *what = tr_format("%s %s %s", model, part->math, part->layouts[i]);
+            fx_measure(job, model, both, 2, NULL, &outcome);
             fx_check_equal(job, &reference, &outcome, what);
             fx_outcome_clear(&outcome);
             tr_free(what);
             tr_free(both);
         }
         fx_outcome_clear(&reference);
+        tr_free(plain);
+        if (job->rank == 0) {
+            printf("%d of %d parts after %.0f s\n", m + 1, COUNT(models) * COUNT(wide_parts),
+                   tr_clock_seconds() - begin);
+            fflush(stdout);
+        }
     }
 }
 

@@ -75,7 +75,7 @@ bool fx_check(fx_job *job, bool condition, const char *format, ...)
     if (condition)
         return true;
     va_list args;
-    char text[512];
+    char text[1024];
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
