@@ -8,9 +8,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/checkpoint_int.h"
-#include "io/checkpoint_read.h"
+#include "engine/checkpoint_node.h"
 #include "kernels/device.h"
 
 /* ---- the same model? ---- */
@@ -63,7 +64,7 @@ static tr_status model_compare(const tr_run *run, const tr_checkpoint *checkpoin
 
 /* ---- state ---- */
 
-static bool wants(const tr_run *run, tr_shard_kind kind)
+static bool wants_kind(const tr_run *run, tr_shard_kind kind)
 {
     if (kind != TR_SHARD_MASTER && run->cfg.checkpoint.weights_only)
         return false;
@@ -73,7 +74,8 @@ static bool wants(const tr_run *run, tr_shard_kind kind)
 static tr_status kinds_check(const tr_run *run, const tr_checkpoint *checkpoint)
 {
     for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
-        if (wants(run, (tr_shard_kind)kind) && !tr_checkpoint_manifest(checkpoint)->kinds[kind])
+        if (wants_kind(run, (tr_shard_kind)kind) &&
+            !tr_checkpoint_manifest(checkpoint)->kinds[kind])
             return tr_fail(TR_ERR_SETTINGS,
                            "%s has no optimizer state of the kind that this configuration needs "
                            "(%s): set train.optimizer as it was, or "
@@ -82,44 +84,40 @@ static tr_status kinds_check(const tr_run *run, const tr_checkpoint *checkpoint)
     return TR_OK;
 }
 
-/* Checks (or, with `load`, loads) the interval of one item that this rank holds. */
-static tr_status item_read(tr_run *run, tr_checkpoint *checkpoint, const tr_local_param *item,
-                           tr_shard_kind kind, bool load)
+/* What this rank holds, as the wants of a reading; *num_wants of them, tr_free. */
+static tr_node_want *wants_list(const tr_run *run, int *num_wants)
 {
-    tr_box pieces[TR_BOX_MAX_PIECES];
-    int num_pieces = tr_checkpoint_pieces(item, item->state_begin, item->state_end, pieces);
-    if (load)
-        return tr_checkpoint_read(checkpoint, item->table_row, kind, pieces, num_pieces,
-                                  tr_checkpoint_state(run, kind) + item->state_offset);
-    for (int p = 0; p < num_pieces; p++)
-        TR_TRY(tr_checkpoint_cover(checkpoint, item->table_row, kind, &pieces[p]));
-    return tr_checkpoint_read(checkpoint, item->table_row, kind, pieces, num_pieces, NULL);
+    const tr_local_params *local = &run->stage.local;
+    tr_node_want *wants =
+        TR_NEW_ARRAY(tr_node_want, (size_t)local->num_items * TR_SHARD_NUM_KINDS + 1);
+    *num_wants = 0;
+    for (int i = 0; i < local->num_items; i++)
+        for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++) {
+            const tr_local_param *item = &local->items[i];
+            if (item->param->tied_to >= 0 || !wants_kind(run, (tr_shard_kind)kind))
+                continue;
+            tr_node_want *want = &wants[(*num_wants)++];
+            want->tensor = item->table_row;
+            want->kind = (tr_shard_kind)kind;
+            want->num_pieces =
+                tr_checkpoint_pieces(item, item->state_begin, item->state_end, want->pieces);
+            want->dst = tr_checkpoint_state(run, (tr_shard_kind)kind) + item->state_offset;
+        }
+    return wants;
 }
 
-static tr_status state_read(tr_run *run, tr_checkpoint *checkpoint, bool load)
-{
-    for (int i = 0; i < run->stage.local.num_items; i++)
-        for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
-            if (run->stage.local.items[i].param->tied_to < 0 && wants(run, (tr_shard_kind)kind))
-                TR_TRY(item_read(run, checkpoint, &run->stage.local.items[i], (tr_shard_kind)kind,
-                                 load));
-    return TR_OK;
-}
-
-/* Everything that can be refused, before anything is changed. */
-static tr_status open_and_check(tr_run *run, const char *path, tr_checkpoint **checkpoint)
+/* What this rank alone can refuse, from tables only. */
+static tr_status open_and_compare(tr_run *run, const char *path, const tr_node_want *wants,
+                                  int num_wants, tr_checkpoint **checkpoint)
 {
     TR_TRY(tr_checkpoint_open(checkpoint, path));
-    tr_status status = model_compare(run, *checkpoint);
-    if (status == TR_OK)
-        status = kinds_check(run, *checkpoint);
-    if (status == TR_OK)
-        status = state_read(run, *checkpoint, false);
-    if (status != TR_OK) {
-        tr_checkpoint_close(*checkpoint);
-        *checkpoint = NULL;
-    }
-    return status;
+    TR_TRY(model_compare(run, *checkpoint));
+    TR_TRY(kinds_check(run, *checkpoint));
+    for (int i = 0; i < num_wants; i++)
+        for (int p = 0; p < wants[i].num_pieces; p++)
+            TR_TRY(tr_checkpoint_cover(*checkpoint, wants[i].tensor, wants[i].kind,
+                                       &wants[i].pieces[p]));
+    return TR_OK;
 }
 
 /* A run in another precision has no loss scale to go on from: it recorded 1. */
@@ -202,6 +200,18 @@ static void changes_print(const tr_run *run, const tr_config *recorded)
     tr_free(layout_line);
 }
 
+/* Each node reads once what its ranks need, so that the amplification is 1 unless a chunk was read twice. */
+static void counts_print(const tr_load_counts *counts)
+{
+    double seconds = counts->read_seconds > 0 ? counts->read_seconds : 1e-9;
+    tr_log_info("state loaded in %.2f s, %.3g GB/s: %.2f MB of files read for the %.2f MB needed "
+                "(amplification %.2f); hashes checked before in %.2f s",
+                counts->read_seconds, (double)counts->values / seconds * 1e-9,
+                (double)counts->read * 1e-6, (double)counts->needed * 1e-6,
+                counts->needed > 0 ? (double)counts->read / (double)counts->needed : 1,
+                counts->check_seconds);
+}
+
 /* Rank 0. */
 static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
 {
@@ -216,6 +226,7 @@ static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
         tr_log_info("it was saved with other arithmetic (%s; here %s): the run goes on within "
                     "rounding, not bit for bit",
                     manifest->numerics, tr_cpu_device_numerics());
+    counts_print(&run->loaded);
     tr_config_init(&recorded);
     if (tr_config_read_text(&recorded, path, manifest->config, strlen(manifest->config)) == TR_OK)
         changes_print(run, &recorded);
@@ -227,19 +238,87 @@ static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
 
 /* ---- choosing ---- */
 
-/* Loads what all ranks have checked. From here on a failure is the run's end. */
-static tr_status load(tr_run *run, tr_checkpoint *checkpoint)
+/* Takes over what all ranks have checked. From here on a failure is the run's end. */
+static tr_status load(tr_run *run, tr_node_read *read)
 {
-    TR_TRY(tr_checkpoint_agree(run, state_read(run, checkpoint, true)));
+    TR_TRY(tr_checkpoint_agree(run, tr_node_read_load(read)));
     if (run->cfg.checkpoint.weights_only)
         position_reset(run);
     else
-        position_take(run, tr_checkpoint_manifest(checkpoint));
-    TR_TRY(tr_optimizer_spread(&run->optimizer));
-    TR_TRY(tr_run_feed_open(run));
-    if (run->mesh.rank == 0)
-        resumed_print(run, checkpoint);
+        position_take(run, tr_checkpoint_manifest(read->checkpoint));
     return TR_OK;
+}
+
+/* Collective: this rank's counts in, all ranks' out. */
+static tr_status counts_sum(tr_run *run, tr_load_counts *counts)
+{
+    int64_t sums[] = {counts->needed, counts->values, counts->checked, counts->read};
+    TR_TRY(tr_run_sum(run, sums, 4));
+    counts->needed = sums[0];
+    counts->values = sums[1];
+    counts->checked = sums[2];
+    counts->read = sums[3];
+    return TR_OK;
+}
+
+/* Everything that can be refused, before anything is changed (*whole: nothing was); then the loading. */
+static tr_status check_and_load(tr_run *run, tr_node_read *read, bool *whole)
+{
+    tr_checkpoint *checkpoint = read->checkpoint;
+    tr_load_counts counts = {0};
+    double begin = tr_clock_seconds();
+    TR_TRY(tr_checkpoint_agree(run, tr_node_read_check(read)));
+    *whole = true;
+    double checked = tr_clock_seconds();
+    counts.checked = tr_checkpoint_bytes_read(checkpoint);
+    TR_TRY(load(run, read));
+    counts.check_seconds = checked - begin;
+    counts.read_seconds = tr_clock_seconds() - checked;
+    counts.read = tr_checkpoint_bytes_read(checkpoint) - counts.checked;
+    if (read->rank == 0) {
+        counts.needed = tr_node_read_needed(read).stored;
+        counts.values = tr_node_read_needed(read).raw;
+    }
+    TR_TRY(counts_sum(run, &counts));
+    run->loaded = counts;
+    return TR_OK;
+}
+
+/* The memory of reading is given back before anything else is made. */
+static tr_status read_together(tr_run *run, tr_checkpoint *checkpoint, tr_node_want *wants,
+                               int num_wants, bool *whole)
+{
+    tr_node_read read;
+    tr_status began =
+        tr_node_read_begin(&read, run->world, run->node, checkpoint, wants, num_wants);
+    tr_status status = tr_checkpoint_agree(run, began);
+    if (status == TR_OK)
+        status = check_and_load(run, &read, whole);
+    if (began == TR_OK)
+        tr_node_read_end(&read);
+    return status;
+}
+
+/* One checkpoint, by all ranks. *whole: nothing was wrong with it when the loading began. */
+static tr_status checkpoint_try(tr_run *run, const char *path, bool *whole)
+{
+    int num_wants;
+    tr_node_want *wants = wants_list(run, &num_wants);
+    tr_checkpoint *checkpoint = NULL;
+    tr_status status =
+        tr_checkpoint_agree(run, open_and_compare(run, path, wants, num_wants, &checkpoint));
+    *whole = false;
+    if (status == TR_OK)
+        status = read_together(run, checkpoint, wants, num_wants, whole);
+    if (status == TR_OK)
+        status = tr_optimizer_spread(&run->optimizer);
+    if (status == TR_OK)
+        status = tr_run_feed_open(run);
+    if (status == TR_OK && run->mesh.rank == 0)
+        resumed_print(run, checkpoint);
+    tr_checkpoint_close(checkpoint);
+    tr_free(wants);
+    return status;
 }
 
 /* Collective: the index-th path of rank 0's list on every rank, "" behind the last. */
@@ -270,12 +349,8 @@ static tr_status list_try(tr_run *run, const tr_resume_list *list, bool is_named
         TR_TRY(path_share(run, list, i, path));
         if (path[0] == '\0')
             return i == 0 ? TR_OK : none_whole(run);
-        tr_checkpoint *checkpoint = NULL;
-        tr_status status = tr_checkpoint_agree(run, open_and_check(run, path, &checkpoint));
-        bool whole = status == TR_OK;
-        if (whole)
-            status = load(run, checkpoint);
-        tr_checkpoint_close(checkpoint);
+        bool whole;
+        tr_status status = checkpoint_try(run, path, &whole);
         *resumed = status == TR_OK;
         if (whole || is_named || status != TR_ERR_CHECKPOINT)
             return status;

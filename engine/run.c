@@ -115,6 +115,14 @@ static tr_status data_groups_create(tr_run *run)
     return TR_OK;
 }
 
+static tr_status node_group_create(tr_run *run)
+{
+    if (!tr_world_is_one_node(run->world))
+        return tr_world_node_group_create(run->world, &run->node);
+    run->node = run->all;
+    return TR_OK;
+}
+
 static tr_status groups_create(tr_run *run)
 {
     const tr_mesh *mesh = &run->mesh;
@@ -123,7 +131,8 @@ static tr_status groups_create(tr_run *run)
     TR_TRY(axis_groups_create(run, "kv", tr_kv_sharers(&run->cfg, mesh->tensor_size), key_kv,
                               &run->kv));
     TR_TRY(data_groups_create(run));
-    return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline);
+    TR_TRY(axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline));
+    return node_group_create(run);
 }
 
 /* ---- memory ---- */
@@ -333,6 +342,8 @@ void tr_run_close(tr_run *run)
     tr_group_destroy(run->data);
     tr_group_destroy(run->kv);
     tr_group_destroy(run->tensor);
+    if (run->node != run->all)
+        tr_group_destroy(run->node);
     tr_group_destroy(run->all);
     tr_world_destroy(run->world);
     for (int c = 0; c < TR_MEM_NUM;

@@ -12,6 +12,15 @@
 #include "engine/trine.h"
 #include "parallel/world.h"
 
+/* What resuming read from files, summed over nodes. */
+typedef struct tr_load_counts {
+    int64_t needed;  /* stored bytes of the chunks that the ranks of a node need */
+    int64_t checked; /* stored bytes read to check hashes, before anything changed */
+    int64_t read;    /* stored bytes read for their values */
+    int64_t values;  /* raw bytes of them */
+    double check_seconds, read_seconds;
+} tr_load_counts;
+
 struct tr_run {
     tr_config cfg;
     tr_run_callbacks callbacks;
@@ -20,6 +29,7 @@ struct tr_run {
     tr_group *all, *tensor, *kv, *data,
         *pipeline;             /* NULL for axes of size 1 (all: NULL with one rank) */
     tr_group *shard, *replica; /* of the data axis: may be `data`, NULL for size 1 */
+    tr_group *node; /* ranks that share memory: may be `all`, NULL when this one is alone */
     tr_device *device;
     tr_arena arenas[TR_MEM_NUM];
     void *memory
@@ -43,7 +53,8 @@ struct tr_run {
     double checkpoint_seconds; /* spent since the last step's end */
     bool loss_known;           /* last_loss is that of step `step` */
     double last_loss;
-    bool save_failed; /* the last tr_run_save saved nothing */
+    tr_load_counts loaded; /* by the last tr_run_resume that loaded something */
+    bool save_failed;      /* the last tr_run_save saved nothing */
 };
 
 /* Integer reductions over all ranks; with one rank nothing happens. */

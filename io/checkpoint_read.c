@@ -6,29 +6,13 @@
 
 #include "base/alloc.h"
 #include "io/box_cover.h"
+#include "io/checkpoint_read_int.h"
 
 enum { PANEL_VALUES = 16 << 20 }; /* 64 MiB */
 
-/* A box of a shard, sorted by tensor and kind. */
-typedef struct placed_box {
-    const tr_shard_box *box;
-    int shard;
-} placed_box;
-
-struct tr_checkpoint {
-    char *path;
-    tr_manifest manifest;
-    tr_shard **shards; /* [num_files] */
-    placed_box *boxes;
-    int num_boxes;
-    tr_shard_scratch *scratch;
-    int awake; /* shard whose file is open, or -1 */
-    int64_t bytes_read;
-};
-
 static int by_tensor(const void *a, const void *b)
 {
-    const placed_box *x = a, *y = b;
+    const tr_placed_box *x = a, *y = b;
     if (x->box->tensor != y->box->tensor)
         return x->box->tensor < y->box->tensor ? -1 : 1;
     if (x->box->kind != y->box->kind)
@@ -78,16 +62,24 @@ static tr_status shard_open(tr_checkpoint *checkpoint, int index)
     return TR_OK;
 }
 
+static void chunks_number(tr_checkpoint *checkpoint)
+{
+    checkpoint->first_chunk = TR_NEW_ARRAY(int64_t, (size_t)checkpoint->manifest.num_files + 1);
+    for (int s = 0; s < checkpoint->manifest.num_files; s++)
+        checkpoint->first_chunk[s + 1] =
+            checkpoint->first_chunk[s] + tr_shard_num_chunks(checkpoint->shards[s]);
+}
+
 static void boxes_sort(tr_checkpoint *checkpoint)
 {
     size_t count = 0;
     for (int s = 0; s < checkpoint->manifest.num_files; s++)
         count += (size_t)tr_shard_num_boxes(checkpoint->shards[s]);
-    checkpoint->boxes = TR_NEW_ARRAY(placed_box, count + 1);
+    checkpoint->boxes = TR_NEW_ARRAY(tr_placed_box, count + 1);
     for (int s = 0; s < checkpoint->manifest.num_files; s++)
         for (int i = 0; i < tr_shard_num_boxes(checkpoint->shards[s]); i++)
             checkpoint->boxes[checkpoint->num_boxes++] =
-                (placed_box){tr_shard_get_box(checkpoint->shards[s], i), s};
+                (tr_placed_box){tr_shard_get_box(checkpoint->shards[s], i), s};
     qsort(checkpoint->boxes, count, sizeof checkpoint->boxes[0], by_tensor);
 }
 
@@ -101,6 +93,7 @@ static tr_status parts_open(tr_checkpoint *checkpoint)
     checkpoint->shards = TR_NEW_ARRAY(tr_shard *, (size_t)checkpoint->manifest.num_files);
     for (int s = 0; s < checkpoint->manifest.num_files; s++)
         TR_TRY(shard_open(checkpoint, s));
+    chunks_number(checkpoint);
     boxes_sort(checkpoint);
     return TR_OK;
 }
@@ -126,6 +119,7 @@ void tr_checkpoint_close(tr_checkpoint *checkpoint)
     for (int s = 0; checkpoint->shards != NULL && s < checkpoint->manifest.num_files; s++)
         tr_shard_close(checkpoint->shards[s]);
     tr_free(checkpoint->shards);
+    tr_free(checkpoint->first_chunk);
     tr_free(checkpoint->boxes);
     tr_manifest_clear(&checkpoint->manifest);
     tr_shard_scratch_destroy(checkpoint->scratch);
@@ -159,8 +153,7 @@ tr_box tr_checkpoint_tensor_box(const tr_checkpoint *checkpoint, int tensor)
     return tr_box_of_shape(param->num_dims, param->shape);
 }
 
-/* First of the sorted boxes that is not before (tensor, kind). */
-static int lower_bound(const tr_checkpoint *checkpoint, int tensor, int kind)
+int tr_checkpoint_lower_bound(const tr_checkpoint *checkpoint, int tensor, int kind)
 {
     int low = 0, high = checkpoint->num_boxes;
     while (low < high) {
@@ -177,8 +170,8 @@ static int lower_bound(const tr_checkpoint *checkpoint, int tensor, int kind)
 tr_status tr_checkpoint_cover(const tr_checkpoint *checkpoint, int tensor, tr_shard_kind kind,
                               const tr_box *wanted)
 {
-    int first = lower_bound(checkpoint, tensor, (int)kind);
-    int end = lower_bound(checkpoint, tensor, (int)kind + 1);
+    int first = tr_checkpoint_lower_bound(checkpoint, tensor, (int)kind);
+    int end = tr_checkpoint_lower_bound(checkpoint, tensor, (int)kind + 1);
     tr_cover_part *parts = TR_NEW_ARRAY(tr_cover_part, (size_t)(end - first) + 1);
     const tr_cover_part *a = NULL, *b = NULL;
     int num_parts = 0;
@@ -216,41 +209,47 @@ typedef struct request {
     float *dst; /* NULL: check only */
 } request;
 
-static bool any_meets(const request *want, const tr_box *pieces, int num_pieces)
+bool tr_boxes_meet(const tr_box *a, int num_a, const tr_box *b, int num_b)
 {
     tr_box common;
-    for (int w = 0; w < want->num_wanted; w++)
-        for (int p = 0; p < num_pieces; p++)
-            if (tr_box_intersect(&want->wanted[w], &pieces[p], &common))
+    for (int i = 0; i < num_a; i++)
+        for (int j = 0; j < num_b; j++)
+            if (tr_box_intersect(&a[i], &b[j], &common))
                 return true;
     return false;
 }
 
-/* A chunk's values are its pieces one after the other, and so are the request's. */
-static void pieces_copy(const request *want, const tr_box *pieces, int num_pieces,
-                        const float *values)
+void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const tr_box *dst_boxes,
+                   int num_dst, float *dst)
 {
-    for (int p = 0; p < num_pieces; p++) {
-        float *dst = want->dst;
-        for (int w = 0; w < want->num_wanted; w++) {
-            tr_box_copy(sizeof(float), &pieces[p], values, &want->wanted[w], dst);
-            dst += tr_box_volume(&want->wanted[w]);
+    for (int i = 0; i < num_src; i++) {
+        float *at = dst;
+        for (int j = 0; j < num_dst; j++) {
+            tr_box_copy(sizeof(float), &src_boxes[i], src, &dst_boxes[j], at);
+            at += tr_box_volume(&dst_boxes[j]);
         }
-        values += tr_box_volume(&pieces[p]);
+        src += tr_box_volume(&src_boxes[i]);
     }
 }
 
-static tr_status box_read(tr_checkpoint *checkpoint, const placed_box *placed, const request *want)
+tr_shard *tr_checkpoint_wake(tr_checkpoint *checkpoint, int shard)
 {
-    tr_shard *shard = checkpoint->shards[placed->shard];
+    if (checkpoint->awake >= 0 && checkpoint->awake != shard)
+        tr_shard_rest(checkpoint->shards[checkpoint->awake]);
+    checkpoint->awake = shard;
+    return checkpoint->shards[shard];
+}
+
+static tr_status box_read(tr_checkpoint *checkpoint, const tr_placed_box *placed,
+                          const request *want)
+{
+    const tr_shard *tables = checkpoint->shards[placed->shard];
     for (int k = 0; k < placed->box->num_chunks; k++) {
         tr_box pieces[TR_BOX_MAX_PIECES];
-        int num_pieces = tr_shard_chunk_pieces(shard, placed->box, k, pieces);
-        if (!any_meets(want, pieces, num_pieces))
+        int num_pieces = tr_shard_chunk_pieces(tables, placed->box, k, pieces);
+        if (!tr_boxes_meet(want->wanted, want->num_wanted, pieces, num_pieces))
             continue;
-        if (checkpoint->awake >= 0 && checkpoint->awake != placed->shard)
-            tr_shard_rest(checkpoint->shards[checkpoint->awake]);
-        checkpoint->awake = placed->shard;
+        tr_shard *shard = tr_checkpoint_wake(checkpoint, placed->shard);
         int chunk = placed->box->first_chunk + k;
         checkpoint->bytes_read += tr_shard_get_chunk(shard, chunk)->stored_bytes;
         if (want->dst == NULL) {
@@ -259,7 +258,7 @@ static tr_status box_read(tr_checkpoint *checkpoint, const placed_box *placed, c
         }
         const float *values = NULL;
         TR_TRY(tr_shard_read_chunk(shard, chunk, checkpoint->scratch, &values));
-        pieces_copy(want, pieces, num_pieces, values);
+        tr_boxes_copy(pieces, num_pieces, values, want->wanted, want->num_wanted, want->dst);
     }
     return TR_OK;
 }
@@ -268,9 +267,9 @@ tr_status tr_checkpoint_read(tr_checkpoint *checkpoint, int tensor, tr_shard_kin
                              const tr_box *wanted, int num_wanted, float *dst)
 {
     const request want = {wanted, num_wanted, dst};
-    int end = lower_bound(checkpoint, tensor, (int)kind + 1);
-    for (int i = lower_bound(checkpoint, tensor, (int)kind); i < end; i++)
-        if (any_meets(&want, &checkpoint->boxes[i].box->box, 1))
+    int end = tr_checkpoint_lower_bound(checkpoint, tensor, (int)kind + 1);
+    for (int i = tr_checkpoint_lower_bound(checkpoint, tensor, (int)kind); i < end; i++)
+        if (tr_boxes_meet(wanted, num_wanted, &checkpoint->boxes[i].box->box, 1))
             TR_TRY(box_read(checkpoint, &checkpoint->boxes[i], &want));
     return TR_OK;
 }

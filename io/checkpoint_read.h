@@ -33,6 +33,12 @@ tr_status tr_checkpoint_cover(const tr_checkpoint *checkpoint, int tensor, tr_sh
 tr_status tr_checkpoint_read(tr_checkpoint *checkpoint, int tensor, tr_shard_kind kind,
                              const tr_box *wanted, int num_wanted, float *dst);
 
+/* Whether any of the boxes a and any of b have an element in common. */
+bool tr_boxes_meet(const tr_box *a, int num_a, const tr_box *b, int num_b);
+/* Copies the common elements; the buffers of the boxes of either side follow one another. */
+void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const tr_box *dst_boxes,
+                   int num_dst, float *dst);
+
 /* XXH3-128 of all values of a tensor, row-major, as fp32: the same for every layout that wrote it.
  * Reads a panel of at most 64 MiB at a time. */
 tr_status tr_checkpoint_hash(tr_checkpoint *checkpoint, int tensor, tr_shard_kind kind,

@@ -57,7 +57,6 @@ static void scratch_fit(tr_shard_scratch *scratch, size_t bytes)
         return;
     scratch_clear(scratch);
     scratch->stored = TR_NEW_ARRAY(unsigned char, bytes);
-    scratch->raw = TR_NEW_ARRAY(float, bytes / sizeof(float));
     scratch->codec = tr_plane_codec_create(bytes / sizeof(float));
     scratch->capacity = bytes;
 }
@@ -324,6 +323,11 @@ const tr_shard_box *tr_shard_get_box(const tr_shard *shard, int index)
     return &shard->boxes[index];
 }
 
+int tr_shard_num_chunks(const tr_shard *shard)
+{
+    return shard->num_chunks;
+}
+
 const tr_shard_chunk *tr_shard_get_chunk(const tr_shard *shard, int index)
 {
     return &shard->chunks[index];
@@ -358,18 +362,27 @@ tr_status tr_shard_check_chunk(tr_shard *shard, int number, tr_shard_scratch *sc
     return TR_OK;
 }
 
-tr_status tr_shard_read_chunk(tr_shard *shard, int number, tr_shard_scratch *scratch,
-                              const float **values)
+tr_status tr_shard_decode_chunk(tr_shard *shard, int number, tr_shard_scratch *scratch, float *dst)
 {
     const tr_shard_chunk *chunk = &shard->chunks[number];
     TR_TRY(tr_shard_check_chunk(shard, number, scratch));
     if (chunk->codec == TR_SHARD_CODEC_RAW)
-        memcpy(scratch->raw, scratch->stored, (size_t)chunk->raw_bytes);
-    else if (!tr_plane_decode(scratch->codec, scratch->stored, (size_t)chunk->stored_bytes,
-                              scratch->raw, (size_t)chunk->raw_bytes / sizeof(float)))
+        memcpy(dst, scratch->stored, (size_t)chunk->raw_bytes);
+    else if (!tr_plane_decode(scratch->codec, scratch->stored, (size_t)chunk->stored_bytes, dst,
+                              (size_t)chunk->raw_bytes / sizeof(float)))
         return tr_fail(TR_ERR_CHECKPOINT,
                        "%s: damaged: bytes %" PRId64 " to %" PRId64 " cannot be decoded",
                        shard->path, chunk->offset, chunk->offset + chunk->stored_bytes);
+    return TR_OK;
+}
+
+tr_status tr_shard_read_chunk(tr_shard *shard, int number, tr_shard_scratch *scratch,
+                              const float **values)
+{
+    scratch_fit(scratch, (size_t)shard->chunk_bytes);
+    if (scratch->raw == NULL)
+        scratch->raw = TR_NEW_ARRAY(float, scratch->capacity / sizeof(float));
+    TR_TRY(tr_shard_decode_chunk(shard, number, scratch, scratch->raw));
     *values = scratch->raw;
     return TR_OK;
 }

@@ -42,6 +42,7 @@ int64_t tr_shard_bytes(const tr_shard *shard);
 tr_hash128 tr_shard_table_hash(const tr_shard *shard);
 int tr_shard_num_boxes(const tr_shard *shard);
 const tr_shard_box *tr_shard_get_box(const tr_shard *shard, int index);
+int tr_shard_num_chunks(const tr_shard *shard);
 const tr_shard_chunk *tr_shard_get_chunk(const tr_shard *shard, int index);
 int tr_shard_chunk_values(const tr_shard *shard); /* of a full chunk */
 
@@ -52,7 +53,9 @@ int tr_shard_chunk_pieces(const tr_shard *shard, const tr_shard_box *box, int ch
 
 /* Reads a chunk (number in the file) and checks its hash. */
 tr_status tr_shard_check_chunk(tr_shard *shard, int chunk, tr_shard_scratch *scratch);
-/* The same, decoded: *values are raw_bytes / 4 values in the scratch, until its next use. */
+/* The same, decoded into dst, which has room for raw_bytes. On failure dst may have been written. */
+tr_status tr_shard_decode_chunk(tr_shard *shard, int chunk, tr_shard_scratch *scratch, float *dst);
+/* The same: *values are raw_bytes / 4 values in the scratch, until its next use. */
 tr_status tr_shard_read_chunk(tr_shard *shard, int chunk, tr_shard_scratch *scratch,
                               const float **values);
 /* Reads the whole file once, checks and decodes every chunk; *hash is that of all its bytes. */

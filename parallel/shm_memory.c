@@ -122,6 +122,12 @@ tr_status tr_shm_segment_create_private(tr_shm_segment *segment, size_t bytes)
     return status;
 }
 
+tr_status tr_shm_segment_create_node(tr_shm_segment *segment, tr_world *world, size_t bytes)
+{
+    return world->shm_usable[world->rank] ? tr_shm_segment_create(segment, world, bytes)
+                                          : tr_shm_segment_create_private(segment, bytes);
+}
+
 void tr_shm_segment_clear(tr_shm_segment *segment)
 {
     for (int i = 0; i < segment->num_pieces; i++)

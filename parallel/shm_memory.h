@@ -21,6 +21,9 @@ typedef struct tr_shm_segment {
 tr_status tr_shm_segment_create(tr_shm_segment *segment, tr_world *world, size_t bytes);
 /* Private memory in the same form, one piece: for ranks that share nothing. */
 tr_status tr_shm_segment_create_private(tr_shm_segment *segment, size_t bytes);
+/* One or the other: pieces of all ranks of the node, in the order of tr_world_node_group_create, where they exchange through shared
+ * memory; private elsewhere. Collective over the node. */
+tr_status tr_shm_segment_create_node(tr_shm_segment *segment, tr_world *world, size_t bytes);
 /* A zeroed segment is fine. Peers keep their mappings. */
 void tr_shm_segment_clear(tr_shm_segment *segment);
 

@@ -174,6 +174,11 @@ int tr_world_num_nodes(const tr_world *world)
     return world->num_nodes;
 }
 
+bool tr_world_is_one_node(const tr_world *world)
+{
+    return world->num_nodes == 1 && world->shm_usable[0];
+}
+
 const tr_waitpoint *tr_world_waitpoint(const tr_world *world)
 {
     return &world->waitpoint;
@@ -210,9 +215,7 @@ const char *tr_world_transport_name(const tr_world *world, const int *ranks, int
 tr_status tr_world_comm_memory(tr_world *world, size_t bytes, void **memory)
 {
     TR_ASSERT(!world->comm_made);
-    tr_status status = world->shm_usable[world->rank]
-                           ? tr_shm_segment_create(&world->comm_segment, world, bytes)
-                           : tr_shm_segment_create_private(&world->comm_segment, bytes);
+    tr_status status = tr_shm_segment_create_node(&world->comm_segment, world, bytes);
     TR_TRY(
         tr_world_agree(world, world->comm, status, TR_ERR_MEMORY, "have its communication memory"));
     world->comm_made = true;
@@ -293,6 +296,26 @@ tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks
 
 free_group:
     group_free(group);
+    return status;
+}
+
+tr_status tr_world_node_group_create(tr_world *world, tr_group **out)
+{
+    int *members = TR_NEW_ARRAY(int, world->size);
+    tr_status status = TR_OK;
+    *out = NULL;
+    for (int node = 0; node < world->num_nodes && status == TR_OK; node++) {
+        int count = 0;
+        for (int r = 0; r < world->size; r++)
+            if (world->node_of[r] == node && world->shm_usable[r])
+                members[count++] = r;
+        tr_group *group = NULL;
+        if (count > 1)
+            status = tr_world_group_create(world, members, count, "node", &group);
+        if (group != NULL)
+            *out = group;
+    }
+    tr_free(members);
     return status;
 }
 

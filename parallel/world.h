@@ -29,6 +29,8 @@ int tr_world_size(const tr_world *world);
 int tr_world_local_rank(const tr_world *world); /* among the ranks of this node */
 int tr_world_local_size(const tr_world *world);
 int tr_world_num_nodes(const tr_world *world);
+/* Whether all ranks exchange through shared memory. */
+bool tr_world_is_one_node(const tr_world *world);
 /* "shm" or "mpi": what a group of these ranks would use. */
 const char *tr_world_transport_name(const tr_world *world, const int *ranks, int num_ranks);
 
@@ -40,6 +42,9 @@ tr_status tr_world_comm_memory(tr_world *world, size_t bytes, void **memory);
  * group (also those it is not in; *group is NULL there). ranks: world ranks in group order. The name is kept. */
 tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks, const char *name,
                                 tr_group **group);
+/* The same for the groups "node" of all nodes: the ranks of this rank's node in the order of the world. NULL where a rank is alone on its
+ * node, or the node's ranks do not exchange through shared memory. */
+tr_status tr_world_node_group_create(tr_world *world, tr_group **group);
 void tr_group_destroy(tr_group *group);
 
 /* What this rank waits for at the moment: for a watchdog thread or a signal handler. Lives as long as the world. */
