@@ -61,6 +61,11 @@ static void scratch_fit(tr_shard_scratch *scratch, size_t bytes)
     scratch->capacity = bytes;
 }
 
+const unsigned char *tr_shard_scratch_stored(const tr_shard_scratch *scratch)
+{
+    return scratch->stored;
+}
+
 static tr_status damaged(const tr_shard *shard, const char *what)
 {
     return tr_fail(TR_ERR_CHECKPOINT, "%s: damaged: %s", shard->path, what);
@@ -68,7 +73,7 @@ static tr_status damaged(const tr_shard *shard, const char *what)
 
 /* ---- the file ---- */
 
-static tr_status file_wake(tr_shard *shard)
+tr_status tr_shard_wake(tr_shard *shard)
 {
     if (shard->fd >= 0)
         return TR_OK;
@@ -79,10 +84,10 @@ static tr_status file_wake(tr_shard *shard)
     return TR_OK;
 }
 
-static tr_status file_read(tr_shard *shard, int64_t offset, void *dst, size_t size)
+tr_status tr_shard_read_bytes(tr_shard *shard, int64_t offset, void *dst, size_t size)
 {
     unsigned char *next = dst;
-    TR_TRY(file_wake(shard));
+    TR_TRY(tr_shard_wake(shard));
     while (size > 0) {
         ssize_t got = pread(shard->fd, next, size, offset);
         if (got < 0 && errno == EINTR)
@@ -115,7 +120,7 @@ static tr_status header_read(tr_shard *shard, unsigned char header[SHARD_HEADER_
     if (shard->bytes < SHARD_HEADER_BYTES + SHARD_TRAILER_BYTES)
         return tr_fail(TR_ERR_CHECKPOINT, "%s: %" PRId64 " bytes are no shard of a checkpoint",
                        shard->path, shard->bytes);
-    TR_TRY(file_read(shard, 0, header, SHARD_HEADER_BYTES));
+    TR_TRY(tr_shard_read_bytes(shard, 0, header, SHARD_HEADER_BYTES));
     if (memcmp(header, SHARD_MAGIC, 8) != 0)
         return damaged(shard, "it does not begin like a shard of a checkpoint");
     uint64_t version = le_get(header + HEADER_VERSION, 4);
@@ -254,7 +259,7 @@ static tr_status tables_read(tr_shard *shard)
     size_t bytes = (size_t)(shard->bytes - shard->table_offset);
     size_t table_bytes = bytes - SHARD_TRAILER_BYTES;
     unsigned char *table = TR_NEW_ARRAY(unsigned char, bytes);
-    tr_status status = file_read(shard, shard->table_offset, table, bytes);
+    tr_status status = tr_shard_read_bytes(shard, shard->table_offset, table, bytes);
     if (status == TR_OK)
         status = trailer_check(shard, header, table, table_bytes, table + table_bytes);
     if (status == TR_OK)
@@ -269,7 +274,7 @@ tr_status tr_shard_open(tr_shard **shard, const char *path)
     tr_shard *opened = TR_NEW(tr_shard);
     opened->path = tr_strdup(path);
     opened->fd = -1;
-    tr_status status = file_wake(opened);
+    tr_status status = tr_shard_wake(opened);
     if (status == TR_OK && fstat(opened->fd, &about) != 0)
         status = tr_fail_errno(TR_ERR_CHECKPOINT, errno, "%s: cannot stat the file", path);
     if (status == TR_OK && !S_ISREG(about.st_mode))
@@ -328,6 +333,11 @@ int tr_shard_num_chunks(const tr_shard *shard)
     return shard->num_chunks;
 }
 
+int64_t tr_shard_table_offset(const tr_shard *shard)
+{
+    return shard->table_offset;
+}
+
 const tr_shard_chunk *tr_shard_get_chunk(const tr_shard *shard, int index)
 {
     return &shard->chunks[index];
@@ -353,7 +363,7 @@ tr_status tr_shard_check_chunk(tr_shard *shard, int number, tr_shard_scratch *sc
 {
     const tr_shard_chunk *chunk = &shard->chunks[number];
     scratch_fit(scratch, (size_t)shard->chunk_bytes);
-    TR_TRY(file_read(shard, chunk->offset, scratch->stored, (size_t)chunk->stored_bytes));
+    TR_TRY(tr_shard_read_bytes(shard, chunk->offset, scratch->stored, (size_t)chunk->stored_bytes));
     if (!tr_hash128_equal(chunk->hash,
                           tr_hash128_compute(scratch->stored, (size_t)chunk->stored_bytes)))
         return tr_fail(TR_ERR_CHECKPOINT,
@@ -385,39 +395,4 @@ tr_status tr_shard_read_chunk(tr_shard *shard, int number, tr_shard_scratch *scr
     TR_TRY(tr_shard_decode_chunk(shard, number, scratch, scratch->raw));
     *values = scratch->raw;
     return TR_OK;
-}
-
-/* Adds the bytes of an interval of the file to a hash, through the scratch. */
-static tr_status interval_hash(tr_shard *shard, int64_t begin, int64_t end,
-                               tr_shard_scratch *scratch, tr_hash_stream *stream)
-{
-    scratch_fit(scratch, (size_t)shard->chunk_bytes);
-    while (begin < end) {
-        int64_t size = end - begin < shard->chunk_bytes ? end - begin : shard->chunk_bytes;
-        TR_TRY(file_read(shard, begin, scratch->stored, (size_t)size));
-        tr_hash_stream_add(stream, scratch->stored, (size_t)size);
-        begin += size;
-    }
-    return TR_OK;
-}
-
-static tr_status all_read(tr_shard *shard, tr_shard_scratch *scratch, tr_hash_stream *stream)
-{
-    TR_TRY(interval_hash(shard, 0, SHARD_HEADER_BYTES, scratch, stream));
-    for (int i = 0; i < shard->num_chunks; i++) {
-        const float *values;
-        TR_TRY(tr_shard_read_chunk(shard, i, scratch, &values));
-        tr_hash_stream_add(stream, scratch->stored, (size_t)shard->chunks[i].stored_bytes);
-    }
-    return interval_hash(shard, shard->table_offset, shard->bytes, scratch, stream);
-}
-
-tr_status tr_shard_verify(tr_shard *shard, tr_shard_scratch *scratch, tr_hash128 *hash)
-{
-    tr_hash_stream *stream = tr_hash_stream_create();
-    tr_status status = all_read(shard, scratch, stream);
-    if (status == TR_OK)
-        *hash = tr_hash_stream_get(stream);
-    tr_hash_stream_destroy(stream);
-    return status;
 }

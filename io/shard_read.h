@@ -4,7 +4,8 @@
  * Opening checks header, trailer, tables and their hash; chunks are checked against their hash, and
  * decoded, as they are read. Every error is TR_ERR_CHECKPOINT and names the file. A shard holds its
  * tables in memory; its file is open only from the first read after tr_shard_open or tr_shard_rest
- * on, so that a checkpoint of any number of files can be held. One thread per shard and scratch. */
+ * on, so that a checkpoint of any number of files can be held. One thread per shard and scratch;
+ * several may read one shard, each with its own scratch, between tr_shard_wake and tr_shard_rest. */
 #ifndef TR_IO_SHARD_READ_H
 #define TR_IO_SHARD_READ_H
 
@@ -30,9 +31,13 @@ typedef struct tr_shard_chunk {
 typedef struct tr_shard_scratch tr_shard_scratch;
 tr_shard_scratch *tr_shard_scratch_create(void);
 void tr_shard_scratch_destroy(tr_shard_scratch *scratch);
+/* The stored bytes of the chunk that was last read or checked with it. */
+const unsigned char *tr_shard_scratch_stored(const tr_shard_scratch *scratch);
 
 tr_status tr_shard_open(tr_shard **shard, const char *path);
 void tr_shard_close(tr_shard *shard);
+/* Opens the file where it is closed; every read does so itself. */
+tr_status tr_shard_wake(tr_shard *shard);
 /* Closes the file until the next read. */
 void tr_shard_rest(tr_shard *shard);
 
@@ -43,6 +48,7 @@ tr_hash128 tr_shard_table_hash(const tr_shard *shard);
 int tr_shard_num_boxes(const tr_shard *shard);
 const tr_shard_box *tr_shard_get_box(const tr_shard *shard, int index);
 int tr_shard_num_chunks(const tr_shard *shard);
+int64_t tr_shard_table_offset(const tr_shard *shard); /* end of the last chunk */
 const tr_shard_chunk *tr_shard_get_chunk(const tr_shard *shard, int index);
 int tr_shard_chunk_values(const tr_shard *shard); /* of a full chunk */
 
@@ -58,7 +64,7 @@ tr_status tr_shard_decode_chunk(tr_shard *shard, int chunk, tr_shard_scratch *sc
 /* The same: *values are raw_bytes / 4 values in the scratch, until its next use. */
 tr_status tr_shard_read_chunk(tr_shard *shard, int chunk, tr_shard_scratch *scratch,
                               const float **values);
-/* Reads the whole file once, checks and decodes every chunk; *hash is that of all its bytes. */
-tr_status tr_shard_verify(tr_shard *shard, tr_shard_scratch *scratch, tr_hash128 *hash);
+/* Any bytes of the file as they are, unchecked. */
+tr_status tr_shard_read_bytes(tr_shard *shard, int64_t offset, void *dst, size_t size);
 
 #endif

@@ -5,14 +5,16 @@
 # is downloaded when all are there. On another system that lacks something the list is printed and the exit code is 1.
 set -eu
 
-# compiler and build; MPI; matrix products (its CMake files ask for OpenCL); YAML, zstd, JSON, hashes, gzip; tests; the text of
-# the quickstart
+# compiler and build; MPI; matrix products (its CMake files ask for OpenCL); YAML, zstd, JSON, hashes, gzip; tests; a second reader of
+# checkpoints (tests); fuzzing (tests); the text of the quickstart
 packages="
 gcc g++ libc6-dev make cmake ninja-build pkg-config
 mpich libmpich-dev
 libdnnl-dev ocl-icd-opencl-dev
 libyaml-dev libzstd-dev libjansson-dev libxxhash-dev zlib1g-dev
 libcmocka-dev
+python3-numpy python3-zstandard python3-xxhash
+clang libclang-rt-dev
 dict-gcide
 "
 

@@ -1,4 +1,4 @@
-/* trine bench kernels: what this machine's processor does, product by product and operation by operation.
+/* trine bench, and its verb kernels: what this machine's processor does, product by product and operation by operation.
  *
  * Every number is the median of several runs, except the fastest run, which is kept as the peak. Runs of our product and of the library's alternate, so that both meet the same
  * neighbours. `mfu` is measured against the peak of all cores (engine/peak.h). */
@@ -15,14 +15,31 @@
 
 static const char usage[] =
     "usage: trine bench kernels [--quick] [--threads N]\n"
+    "       trine bench checkpoint CONFIG [section.key=value ...] [options]\n"
+    "       trine bench checkpoint --state STEP_DIR [options]\n"
     "\n"
-    "Rates of this processor: matrix products of a 134M Llama-like model on 1 to N threads beside "
+    "kernels: rates of this processor: matrix products of a 134M Llama-like model on 1 to N "
+    "threads beside "
     "the\n"
     "best that oneDNN alone does, then attention, norms, element-wise operations and optimizer.\n"
     "Keeps the best product rate as the peak that mfu is measured against.\n"
     "\n"
     "  --quick      fewer runs, without the products of the vocabulary\n"
-    "  --threads N  up to N threads; otherwise all cores\n";
+    "  --threads N  up to N threads; otherwise all cores\n"
+    "\n"
+    "checkpoint: how small a checkpoint is and how fast it is encoded, decoded, written and read, "
+    "on a\n"
+    "state from real training: of the checkpoint STEP_DIR, or of CONFIG trained here for its "
+    "train.steps\n"
+    "on one rank (kept in DIR/trine-bench-state). Files are written and read in turn with plain "
+    "writes\n"
+    "(with fsync) and reads of the same bytes.\n"
+    "\n"
+    "  --dir DIR    folder on the disk to be measured; otherwise the one it is started in\n"
+    "  --threads N  on one thread, then on N; otherwise all cores\n"
+    "  --level N    of compression; otherwise 1\n"
+    "  --mb N       only the first N MB of values; otherwise 512\n"
+    "  --runs N     runs of each measurement; otherwise 5\n";
 
 static const struct {
     const char *name;
@@ -223,25 +240,36 @@ static tr_status bench_kernels(bool quick, int max_threads)
     return TR_OK;
 }
 
-static tr_status run(int argc, char **argv)
+static tr_status run_kernels(int argc, char **argv)
 {
     bool quick = tr_cli_flag(&argc, argv, "--quick");
     int64_t threads = tr_peak_num_cores();
     TR_TRY(tr_cli_int(&argc, argv, "--threads", 1, 1024, &threads));
     TR_TRY(tr_cli_words(argc, argv, 1, 1));
+    return bench_kernels(quick, (int)threads);
+}
+
+static tr_status run(int argc, char **argv)
+{
+    static const char *const later[] = {"comm", "scale", "data"};
+    if (argc < 2)
+        return tr_cli_words(argc, argv, 1, 1);
     if (strcmp(argv[1], "kernels") == 0)
-        return bench_kernels(quick, (int)threads);
-    static const char *const later[] = {"comm", "scale", "checkpoint", "data"};
+        return run_kernels(argc, argv);
+    if (strcmp(argv[1], "checkpoint") == 0)
+        return bench_checkpoint(argc, argv);
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (strcmp(argv[1], later[i]) == 0)
-            return tr_fail(TR_ERR_SETTINGS, "trine bench %s: not in this version; it has: kernels",
+            return tr_fail(TR_ERR_SETTINGS,
+                           "trine bench %s: not in this version; it has: kernels, checkpoint",
                            argv[1]);
-    return tr_fail(TR_ERR_SETTINGS, "trine bench %s: no such benchmark; it has: kernels", argv[1]);
+    return tr_fail(TR_ERR_SETTINGS,
+                   "trine bench %s: no such benchmark; it has: kernels, checkpoint", argv[1]);
 }
 
 const tr_verb tr_verb_bench = {
     .name = "bench",
-    .summary = "rates of this machine's processor",
+    .summary = "rates of this machine's processor; cost of checkpoints",
     .usage = usage,
     .run = run,
 };

@@ -1,4 +1,4 @@
-/* Inside of `trine bench kernels`: what its two tables share. */
+/* Inside of `trine bench`: its verbs, and what the two tables of `bench kernels` share. */
 #ifndef TR_ENGINE_CMD_BENCH_INT_H
 #define TR_ENGINE_CMD_BENCH_INT_H
 
@@ -22,6 +22,9 @@ typedef struct bench {
     int num_threads;
     int runs; /* of each measurement; odd */
 } bench;
+
+/* trine bench checkpoint; argv[1] is "checkpoint". */
+tr_status bench_checkpoint(int argc, char **argv);
 
 /* Median seconds of several measurements. Sorts them. */
 double bench_median(double *seconds, int count);

@@ -1,4 +1,5 @@
-/* trine ckpt: what checkpoints are there, what one holds, whether it is whole. No MPI. */
+/* trine ckpt: what checkpoints are there, what one holds, whether it is whole, how two differ. No
+ * MPI. */
 #include "engine/cli/cli.h"
 
 #include <inttypes.h>
@@ -16,7 +17,8 @@
 static const char usage[] =
     "usage: trine ckpt ls DIR\n"
     "       trine ckpt show STEP_DIR [--hash]\n"
-    "       trine ckpt verify STEP_DIR\n"
+    "       trine ckpt verify STEP_DIR [--threads N]\n"
+    "       trine ckpt diff STEP_DIR STEP_DIR\n"
     "\n"
     "ls: the checkpoints of a folder (a run's folder, or its checkpoints/): step, size, loss of "
     "that\n"
@@ -26,7 +28,15 @@ static const char usage[] =
     "          whole tensor's fp32 values in row order, the same whatever layout saved it\n"
     "verify: reads everything: every hash, and that every element of every tensor is there "
     "exactly\n"
-    "  once; exit code 4 and the name of the file when something is wrong\n";
+    "  once; exit code 4 and the name of the file when something is wrong\n"
+    "  --threads N  otherwise all cores, at most 16; some 24 MB of memory each\n"
+    "diff: which tensors of two checkpoints differ, whatever layouts saved them: how many elements "
+    "(bits\n"
+    "  are compared), by how much at most and where, and relative to the larger of the two; step, "
+    "samples,\n"
+    "  loss scale and seed; settings, for information. Exit code 0 when the states are the same, 1 "
+    "when\n"
+    "  they differ\n";
 
 void tr_ckpt_size_format(char text[24], double bytes)
 {
@@ -137,18 +147,20 @@ tr_status tr_ckpt_ls_run(int argc, char **argv)
 
 static tr_status run(int argc, char **argv)
 {
-    static const char *const later[] = {"diff", "import", "export"};
-    static char ls[] = "ckpt ls", show[] = "ckpt show", verify[] = "ckpt verify";
+    static const char *const later[] = {"import", "export"};
+    static char ls[] = "ckpt ls", show[] = "ckpt show", verify[] = "ckpt verify",
+                diff[] = "ckpt diff";
     static const struct {
         const char *name;
         char *full_name; /* as messages give it */
         tr_status (*run)(int argc, char **argv);
     } verbs[] = {{"ls", ls, tr_ckpt_ls_run},
                  {"show", show, tr_ckpt_show_run},
-                 {"verify", verify, tr_ckpt_verify_run}};
+                 {"verify", verify, tr_ckpt_verify_run},
+                 {"diff", diff, tr_ckpt_diff_run}};
     if (argc < 2)
         return tr_fail(TR_ERR_SETTINGS,
-                       "trine ckpt needs ls, show or verify; see trine ckpt --help");
+                       "trine ckpt needs ls, show, verify or diff; see trine ckpt --help");
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
         if (strcmp(argv[1], verbs[i].name) == 0) {
             argv[1] = verbs[i].full_name;
@@ -158,12 +170,13 @@ static tr_status run(int argc, char **argv)
         if (strcmp(argv[1], later[i]) == 0)
             return tr_fail(TR_ERR_SETTINGS,
                            "trine ckpt %s is not in this version; see trine ckpt --help", argv[1]);
-    return tr_fail(TR_ERR_SETTINGS, "trine ckpt has no %s; it has ls, show and verify", argv[1]);
+    return tr_fail(TR_ERR_SETTINGS, "trine ckpt has no %s; it has ls, show, verify and diff",
+                   argv[1]);
 }
 
 const tr_verb tr_verb_ckpt = {
     .name = "ckpt",
-    .summary = "list checkpoints; show or verify one",
+    .summary = "list checkpoints; show or verify one, compare two",
     .usage = usage,
     .run = run,
 };

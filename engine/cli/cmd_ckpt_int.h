@@ -6,6 +6,7 @@
 
 tr_status tr_ckpt_ls_run(int argc, char **argv);
 tr_status tr_ckpt_show_run(int argc, char **argv);
+tr_status tr_ckpt_diff_run(int argc, char **argv);
 tr_status tr_ckpt_verify_run(int argc, char **argv);
 
 /* "1.50 GB" with powers of 1000. */

@@ -1,5 +1,4 @@
-/* trine ckpt show and verify: one checkpoint from inside. Reads panels and chunks, so that the size
- * of the checkpoint does not matter. */
+/* trine ckpt show: one checkpoint from inside. Reads panels, so that its size does not matter. */
 #include "engine/cli/cmd_ckpt_int.h"
 
 #include <inttypes.h>
@@ -7,15 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
-#include "base/log.h"
 #include "engine/cli/cli.h"
 #include "io/checkpoint_read.h"
-
-/* ---- show ---- */
 
 static void summary_print(const tr_checkpoint *checkpoint)
 {
@@ -105,80 +99,6 @@ tr_status tr_ckpt_show_run(int argc, char **argv)
         status = hashes_print(checkpoint);
     else
         summary_print(checkpoint);
-    tr_checkpoint_close(checkpoint);
-    return status;
-}
-
-/* ---- verify ---- */
-
-/* A line at most each second on a terminal, nothing elsewhere. */
-static void progress_print(double done, double total, double *last)
-{
-    double now = tr_clock_seconds();
-    if (!isatty(STDOUT_FILENO) || (now - *last < 1 && done < total))
-        return;
-    char done_text[24], total_text[24];
-    tr_ckpt_size_format(done_text, done);
-    tr_ckpt_size_format(total_text, total);
-    tr_log_status_line("%3.0f%%  %s of %s", total > 0 ? 100 * done / total : 100, done_text,
-                       total_text);
-    *last = now;
-}
-
-static tr_status files_verify(tr_checkpoint *checkpoint, double *total)
-{
-    const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
-    tr_shard_scratch *scratch = tr_shard_scratch_create();
-    double done = 0, last = tr_clock_seconds();
-    tr_status status = TR_OK;
-    *total = 0;
-    for (int i = 0; i < manifest->num_files; i++)
-        *total += (double)manifest->files[i].bytes;
-    for (int i = 0; i < manifest->num_files && status == TR_OK; i++) {
-        tr_shard *shard = tr_checkpoint_shard(checkpoint, i);
-        tr_hash128 hash;
-        status = tr_shard_verify(shard, scratch, &hash);
-        tr_shard_rest(shard);
-        if (status == TR_OK && !tr_hash128_equal(hash, manifest->files[i].hash))
-            status = tr_fail(TR_ERR_CHECKPOINT, "%s: its hash is not the one in the manifest",
-                             tr_shard_path(shard));
-        done += (double)manifest->files[i].bytes;
-        progress_print(done, *total, &last);
-    }
-    tr_shard_scratch_destroy(scratch);
-    return status;
-}
-
-static tr_status cover_verify(const tr_checkpoint *checkpoint, int *num_tensors)
-{
-    const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
-    *num_tensors = 0;
-    for (int i = 0; i < manifest->num_params; i++) {
-        tr_box whole = tr_checkpoint_tensor_box(checkpoint, i);
-        for (int kind = 0; kind < TR_SHARD_NUM_KINDS && manifest->params[i].tied_to < 0; kind++)
-            if (manifest->kinds[kind])
-                TR_TRY(tr_checkpoint_cover(checkpoint, i, (tr_shard_kind)kind, &whole));
-        *num_tensors += manifest->params[i].tied_to < 0;
-    }
-    return TR_OK;
-}
-
-tr_status tr_ckpt_verify_run(int argc, char **argv)
-{
-    tr_checkpoint *checkpoint;
-    double bytes;
-    int num_tensors;
-    char size[24];
-    TR_TRY(tr_cli_words(argc, argv, 1, 1));
-    TR_TRY(tr_checkpoint_open(&checkpoint, argv[1]));
-    tr_status status = cover_verify(checkpoint, &num_tensors);
-    if (status == TR_OK)
-        status = files_verify(checkpoint, &bytes);
-    if (status == TR_OK) {
-        tr_ckpt_size_format(size, bytes);
-        tr_log_info("%s is whole: %d files, %s, every hash; %d tensors, every element once",
-                    argv[1], tr_checkpoint_manifest(checkpoint)->num_files, size, num_tensors);
-    }
     tr_checkpoint_close(checkpoint);
     return status;
 }

@@ -13,6 +13,7 @@
 #include "io/plane_codec.h"
 #include "io/shard_int.h"
 #include "io/shard_read.h"
+#include "io/shard_verify.h"
 #include "tests/unit/io/io_scratch.h"
 
 static uint32_t random_state = 1;
@@ -103,6 +104,27 @@ static void expect_parts(tr_shard *shard, const tr_shard_part *parts, int num_pa
     tr_shard_scratch_destroy(scratch);
 }
 
+static void bytes_count(void *context, int64_t bytes)
+{
+    *(int64_t *)context += bytes;
+}
+
+/* On any number of threads: the hash of the file, and every byte of it told of once. */
+static void expect_verified(tr_shard *shard, tr_hash128 of_bytes, tr_hash128 of_summary)
+{
+    for (int num_threads = 1; num_threads <= 3; num_threads++) {
+        tr_shard_verifier *verifier = NULL;
+        tr_hash128 hash;
+        int64_t seen = 0;
+        assert_int_equal(tr_shard_verifier_create(num_threads, &verifier), TR_OK);
+        assert_int_equal(tr_shard_verify(verifier, shard, bytes_count, &seen, &hash), TR_OK);
+        assert_true(tr_hash128_equal(hash, of_summary));
+        assert_true(tr_hash128_equal(hash, of_bytes));
+        assert_int_equal(seen, tr_shard_bytes(shard));
+        tr_shard_verifier_destroy(verifier);
+    }
+}
+
 static void test_what_is_written_comes_back(void **state)
 {
     (void)state;
@@ -123,12 +145,7 @@ static void test_what_is_written_comes_back(void **state)
 
         size_t size;
         unsigned char *bytes = scratch_read(path, &size);
-        tr_hash128 hash;
-        tr_shard_scratch *scratch = tr_shard_scratch_create();
-        assert_int_equal(tr_shard_verify(shard, scratch, &hash), TR_OK);
-        assert_true(tr_hash128_equal(hash, summary.hash));
-        assert_true(tr_hash128_equal(hash, tr_hash128_compute(bytes, size)));
-        tr_shard_scratch_destroy(scratch);
+        expect_verified(shard, tr_hash128_compute(bytes, size), summary.hash);
         free(bytes);
         tr_shard_close(shard);
         parts_free(parts, num_parts);
@@ -161,14 +178,15 @@ static void test_levels_compress_what_can_be(void **state)
 /* Opens and verifies; TR_OK only when both passed. */
 static tr_status try_file(const char *path)
 {
+    static tr_shard_verifier *verifier;
+    if (verifier == NULL)
+        assert_int_equal(tr_shard_verifier_create(2, &verifier), TR_OK);
     tr_shard *shard = NULL;
     tr_hash128 hash;
     tr_status status = tr_shard_open(&shard, path);
     if (status != TR_OK)
         return status;
-    tr_shard_scratch *scratch = tr_shard_scratch_create();
-    status = tr_shard_verify(shard, scratch, &hash);
-    tr_shard_scratch_destroy(scratch);
+    status = tr_shard_verify(verifier, shard, NULL, NULL, &hash);
     tr_shard_close(shard);
     return status;
 }
