@@ -2,6 +2,7 @@
 
 #include <stdint.h>
 #include <string.h>
+#define ZSTD_STATIC_LINKING_ONLY /* ZSTD_c_literalCompressionMode */
 #include <zstd.h>
 
 #include "base/alloc.h"
@@ -23,21 +24,28 @@ struct tr_plane_codec {
     ZSTD_DCtx *decompress;
 };
 
-/* Matches of at least 7 bytes, found through a table of a few entries: runs (rows without a
- * gradient) and little else. What is left is Huffman coding, a table for each 128 KiB. */
+/* Exponents in their order are noise: Huffman coding is all that gains, with a table for each 32 KiB,
+ * since rows differ. Matches (rows without a gradient) are looked for at every 64th byte only. zstd
+ * leaves literals uncoded when it searches so little, unless it is told otherwise; a version that
+ * does not know that parameter searches every byte. */
 static ZSTD_CCtx *entropy_create(void)
 {
     static const struct {
         ZSTD_cParameter parameter;
         int value;
     } settings[] = {
-        {ZSTD_c_compressionLevel, 1}, {ZSTD_c_strategy, ZSTD_fast}, {ZSTD_c_windowLog, 17},
+        {ZSTD_c_compressionLevel, 1}, {ZSTD_c_strategy, ZSTD_fast}, {ZSTD_c_windowLog, 15},
         {ZSTD_c_hashLog, 6},          {ZSTD_c_minMatch, 7},
     };
     ZSTD_CCtx *context = ZSTD_createCCtx();
-    for (size_t i = 0; context != NULL && i < sizeof settings / sizeof settings[0]; i++)
+    if (context == NULL)
+        return NULL;
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
         TR_ASSERT(!ZSTD_isError(
             ZSTD_CCtx_setParameter(context, settings[i].parameter, settings[i].value)));
+    if (!ZSTD_isError(
+            ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)))
+        TR_ASSERT(!ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_targetLength, 64)));
     return context;
 }
 
@@ -76,8 +84,7 @@ static size_t plane_compress(tr_plane_codec *codec, int level, const unsigned ch
     return ZSTD_isError(stored) ? 0 : stored;
 }
 
-/* The exponent plane. Its values are few, and their order is noise: level 1 codes them one by one
- * and all but leaves out the search for matches. */
+/* The exponent plane. */
 static size_t exponents_compress(tr_plane_codec *codec, int level, const unsigned char *plane,
                                  size_t n, unsigned char *dst, size_t room)
 {
