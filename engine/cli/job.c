@@ -1,5 +1,6 @@
 #include "engine/cli/job.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -11,6 +12,37 @@
 #include "io/status_file.h"
 #include "parallel/launcher.h"
 
+enum { FINALIZE_SECONDS = 30 };
+
+static volatile sig_atomic_t end_code;
+
+static void end_anyway(int number)
+{
+    static const char text[] = "warning: MPI_Finalize does not return; this rank ends without it\n";
+    (void)number;
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    _exit(end_code);
+}
+
+/* The end of all ranks together: the one that `speaks` says what was wrong, and MPI is finalised. That waits for all ranks and their
+ * messages, with some networks for ever: nothing is lost by then, so that each rank goes by itself after a while. */
+static tr_status finish(tr_job *job, tr_status status, bool speaks)
+{
+    double limit = job->cfg.parallel.timeout_s;
+    if (speaks && status != TR_OK && status != TR_STOPPED)
+        tr_log_error("%s", tr_error_message());
+    tr_cli_quiet();
+    fflush(stdout);
+    tr_config_clear(&job->cfg);
+    end_code = tr_status_exit_code(status);
+    signal(SIGALRM, end_anyway);
+    alarm(limit >= 1 && limit < FINALIZE_SECONDS ? (unsigned)limit : FINALIZE_SECONDS);
+    MPI_Finalize();
+    alarm(0);
+    return status;
+}
+
 tr_status tr_job_check(tr_job *job, tr_status status)
 {
     struct {
@@ -19,10 +51,7 @@ tr_status tr_job_check(tr_job *job, tr_status status)
     MPI_Allreduce(&own, &first, 1, MPI_2INT, MPI_MINLOC, MPI_COMM_WORLD);
     if (first.rank == job->size)
         return TR_OK;
-    if (job->rank != first.rank)
-        tr_cli_quiet();
-    MPI_Finalize();
-    return (tr_status)first.status;
+    return finish(job, (tr_status)first.status, job->rank == first.rank);
 }
 
 tr_status tr_job_start(tr_job *job)
@@ -74,13 +103,9 @@ tr_status tr_job_load_weights(tr_job *job)
 
 tr_status tr_job_end(tr_job *job, tr_status status)
 {
-    if (status != TR_OK && job->rank != 0)
-        tr_cli_quiet();
     tr_run_close(job->run);
     tr_free(job->status_path);
-    tr_config_clear(&job->cfg);
-    MPI_Finalize();
-    return status;
+    return finish(job, status, job->rank == 0);
 }
 
 void tr_job_abort(tr_job *job, tr_status status)

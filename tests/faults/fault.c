@@ -2,7 +2,7 @@
  *
  * TRINE_FAULT=RANK,CALL,NUMBER,ACTION: on rank RANK (PMI_RANK, as the launcher gives it; -1: all), the NUMBER-th call (from 1)
  * of CALL does ACTION. Calls and where trine makes them: logf, once a row of attention's forward; MPI_Isend, inside collectives
- * and pipeline sends with parallel.inside=mpi; fsync, inside a save; memcpy, only in threads that block all signals, which
+ * and pipeline sends with parallel.inside=mpi; MPI_Finalize; fsync, inside a save; memcpy, only in threads that block all signals, which
  * is the data loader, twice a sequence.
  * Actions: kill, segv, exit (status 1); nan (once), nans and shift (a hundredth more), from then on, change what logf returns; sleepN
  * delays by N microseconds from then on. */
@@ -17,7 +17,14 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef enum fault_call { CALL_NONE, CALL_LOGF, CALL_ISEND, CALL_FSYNC, CALL_MEMCPY } fault_call;
+typedef enum fault_call {
+    CALL_NONE,
+    CALL_LOGF,
+    CALL_ISEND,
+    CALL_FINALIZE,
+    CALL_FSYNC,
+    CALL_MEMCPY
+} fault_call;
 
 static struct {
     fault_call call;
@@ -29,7 +36,7 @@ static _Thread_local int in_loader; /* -1 no, 1 yes, 0 not known yet */
 
 static fault_call call_named(const char *name)
 {
-    static const char *const names[] = {"", "logf", "MPI_Isend", "fsync", "memcpy"};
+    static const char *const names[] = {"", "logf", "MPI_Isend", "MPI_Finalize", "fsync", "memcpy"};
     for (int i = CALL_LOGF; i <= CALL_MEMCPY; i++)
         if (strcmp(names[i], name) == 0)
             return (fault_call)i;
@@ -91,6 +98,12 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, M
 {
     fault_at(CALL_ISEND);
     return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+
+int MPI_Finalize(void)
+{
+    fault_at(CALL_FINALIZE);
+    return PMPI_Finalize();
 }
 
 int fsync(int fd)

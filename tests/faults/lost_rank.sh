@@ -57,4 +57,21 @@ for words in 'parallel.data=2 parallel.tensor=2' 'parallel.pipeline=4 model.laye
     ended run failed 8
     gone
 done
+# MPI does not come to its end: what was done is done, what was wrong is said, and the ranks go.
+# unfinalised CODE PATTERN WORD...
+unfinalised()
+{
+    what="MPI_Finalize hangs, ${*:3}"
+    rm -rf "$scratch/run"
+    genv="-genv LD_PRELOAD $fault -genv TRINE_FAULT -1,MPI_Finalize,1,sleep100000000"
+    job 2 train $config parallel.timeout_s=4 "${@:3}"
+    genv=
+    expect "$1" "$2"
+    grep -q '^warning: MPI_Finalize does not return' "$scratch/err" || { fail "$what: not told"; cat "$scratch/err"; }
+    [ $seconds -lt 60 ] || fail "$what: took $seconds s"
+    gone
+}
+unfinalised 0 'done: 3 steps' train.steps=3
+ended run done 0
+unfinalised 2 'tensor' parallel.tensor=3
 finish
