@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "engine/checkpoint_int.h"
 #include "engine/checkpoint_node.h"
+#include "engine/peak.h"
 #include "kernels/device.h"
 
 /* ---- the same model? ---- */
@@ -264,17 +265,16 @@ static tr_status counts_sum(tr_run *run, tr_load_counts *counts)
 /* Everything that can be refused, before anything is changed (*whole: nothing was); then the loading. */
 static tr_status check_and_load(tr_run *run, tr_node_read *read, bool *whole)
 {
-    tr_checkpoint *checkpoint = read->checkpoint;
     tr_load_counts counts = {0};
     double begin = tr_clock_seconds();
     TR_TRY(tr_checkpoint_agree(run, tr_node_read_check(read)));
     *whole = true;
     double checked = tr_clock_seconds();
-    counts.checked = tr_checkpoint_bytes_read(checkpoint);
+    counts.checked = tr_node_read_bytes(read);
     TR_TRY(load(run, read));
     counts.check_seconds = checked - begin;
     counts.read_seconds = tr_clock_seconds() - checked;
-    counts.read = tr_checkpoint_bytes_read(checkpoint) - counts.checked;
+    counts.read = tr_node_read_bytes(read) - counts.checked;
     if (read->rank == 0) {
         counts.needed = tr_node_read_needed(read).stored;
         counts.values = tr_node_read_needed(read).raw;
@@ -289,8 +289,9 @@ static tr_status read_together(tr_run *run, tr_checkpoint *checkpoint, tr_node_w
                                int num_wants, bool *whole)
 {
     tr_node_read read;
+    int threads = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world));
     tr_status began =
-        tr_node_read_begin(&read, run->world, run->node, checkpoint, wants, num_wants);
+        tr_node_read_begin(&read, run->world, run->node, checkpoint, wants, num_wants, threads);
     tr_status status = tr_checkpoint_agree(run, began);
     if (status == TR_OK)
         status = check_and_load(run, &read, whole);

@@ -41,10 +41,39 @@ static tr_status wants_mark(tr_node_read *read)
     return read->group != NULL ? tr_group_barrier(read->group) : TR_OK;
 }
 
+/* As many lanes on every rank as each can have threads. A system that has no more threads leaves one. */
+static tr_status lanes_create(tr_node_read *read, int num_threads)
+{
+    int most = num_threads < TR_NODE_READ_THREADS ? num_threads : TR_NODE_READ_THREADS;
+    if (tr_thread_pool_create(most, &read->pool) != TR_OK)
+        TR_TRY(tr_thread_pool_create(1, &read->pool));
+    int64_t lanes = tr_thread_pool_num_threads(read->pool);
+    if (read->group != NULL)
+        TR_TRY(tr_group_all_reduce_i64(read->group, &lanes, 1, TR_INT_MIN));
+    read->num_lanes = (int)lanes;
+    read->lanes = TR_NEW_ARRAY(tr_node_lane, (size_t)lanes);
+    for (int i = 0; i < read->num_lanes; i++)
+        tr_chunk_reader_init(&read->lanes[i].reader, read->checkpoint);
+    read->round = TR_NEW_ARRAY(tr_chunk_portion, (size_t)(read->size * read->num_lanes));
+    return TR_OK;
+}
+
+static tr_status slots_create(tr_node_read *read, tr_world *world)
+{
+    size_t slots = 2 * (size_t)read->num_lanes * read->slot_bytes;
+    size_t extra = read->rank == 0 ? set_bytes(read->checkpoint) : 0;
+    TR_TRY(tr_shm_segment_create_node(&read->segment, world, slots + extra));
+    TR_ASSERT(read->segment.num_pieces == read->size && read->segment.own == read->rank);
+    read->set = (tr_chunk_word *)(void *)(read->segment.base[0] + slots);
+    return TR_OK;
+}
+
 tr_status tr_node_read_begin(tr_node_read *read, tr_world *world, tr_group *group,
-                             tr_checkpoint *checkpoint, tr_node_want *wants, int num_wants)
+                             tr_checkpoint *checkpoint, tr_node_want *wants, int num_wants,
+                             int num_threads)
 {
     int64_t largest = tr_checkpoint_largest_chunk(checkpoint);
+    tr_status status;
     *read = (tr_node_read){.checkpoint = checkpoint,
                            .group = group,
                            .size = group != NULL ? tr_group_size(group) : 1,
@@ -52,29 +81,37 @@ tr_status tr_node_read_begin(tr_node_read *read, tr_world *world, tr_group *grou
                            .wants = wants,
                            .num_wants = num_wants,
                            .slot_bytes = (size_t)larger(SLOT_LEAST, largest)};
-    size_t extra = read->rank == 0 ? set_bytes(checkpoint) : 0;
-    TR_TRY(tr_shm_segment_create_node(&read->segment, world, 2 * read->slot_bytes + extra));
-    TR_ASSERT(read->segment.num_pieces == read->size && read->segment.own == read->rank);
-    read->set = (tr_chunk_word *)(void *)(read->segment.base[0] + 2 * read->slot_bytes);
-    read->round = TR_NEW_ARRAY(tr_chunk_portion, (size_t)read->size);
     qsort(wants, (size_t)num_wants, sizeof *wants, by_tensor);
-    tr_status status = wants_mark(read);
-    if (status != TR_OK) {
-        tr_node_read_end(read);
-        return status;
-    }
-    /* Of a small checkpoint every rank gets a part. */
-    int64_t share = tr_node_read_needed(read).raw / read->size + 1;
+    TR_TRY_GOTO(status, lanes_create(read, num_threads), fail);
+    TR_TRY_GOTO(status, slots_create(read, world), fail);
+    TR_TRY_GOTO(status, wants_mark(read), fail);
+    /* Of a small checkpoint every thread gets a part. */
+    int64_t share = tr_node_read_needed(read).raw / (read->size * read->num_lanes) + 1;
     read->room =
         larger(largest, share < (int64_t)read->slot_bytes ? share : (int64_t)read->slot_bytes);
     return TR_OK;
+fail:
+    tr_node_read_end(read);
+    return status;
 }
 
 void tr_node_read_end(tr_node_read *read)
 {
+    for (int i = 0; i < read->num_lanes; i++)
+        tr_chunk_reader_clear(&read->lanes[i].reader);
+    tr_thread_pool_destroy(read->pool);
     tr_shm_segment_clear(&read->segment);
+    tr_free(read->lanes);
     tr_free(read->round);
     *read = (tr_node_read){0};
+}
+
+int64_t tr_node_read_bytes(const tr_node_read *read)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < read->num_lanes; i++)
+        bytes += read->lanes[i].reader.bytes_read;
+    return bytes;
 }
 
 tr_chunk_sums tr_node_read_needed(const tr_node_read *read)
@@ -84,30 +121,63 @@ tr_chunk_sums tr_node_read_needed(const tr_node_read *read)
 
 /* ---- reading ---- */
 
-/* The portions of the next round, at most one per rank; how many. *last: the portion before, then the last one of these. */
-static int round_deal(tr_node_read *read, tr_chunk_portion *last)
+/* The portions of the next round, at most one per lane; false when there are none. *last: the portion before, then the last one of these. */
+static bool round_deal(tr_node_read *read, tr_chunk_portion *last)
 {
-    int count = 0;
-    while (count < read->size &&
-           tr_checkpoint_portion_next(read->checkpoint, read->set, read->room, last))
-        read->round[count++] = *last;
-    return count;
+    int most = read->size * read->num_lanes;
+    for (read->num_portions = 0; read->num_portions < most; read->num_portions++) {
+        if (!tr_checkpoint_portion_next(read->checkpoint, read->set, read->room, last))
+            break;
+        read->round[read->num_portions] = *last;
+    }
+    return read->num_portions > 0;
+}
+
+/* Of portion p of the round. */
+static float *slot_of(const tr_node_read *read, int p)
+{
+    int slot = 2 * (p % read->num_lanes) + read->parity;
+    return (float *)(void *)(read->segment.base[p / read->num_lanes] +
+                             (size_t)slot * read->slot_bytes);
+}
+
+static void lane_read(void *context, int piece, int thread)
+{
+    tr_node_read *read = context;
+    tr_node_lane *lane = &read->lanes[piece];
+    int p = read->rank * read->num_lanes + piece;
+    (void)thread;
+    lane->status = tr_chunk_portion_read(&lane->reader, read->set, &read->round[p],
+                                         read->decoding ? slot_of(read, p) : NULL);
+    if (lane->status != TR_OK)
+        lane->message = tr_strdup(tr_error_message());
+}
+
+/* This rank's portions of the round; the failure of the first that has one, as the calling thread's. */
+static tr_status own_read(tr_node_read *read, bool decoding)
+{
+    int count = read->num_portions - read->rank * read->num_lanes;
+    if (count <= 0)
+        return TR_OK;
+    count = count < read->num_lanes ? count : read->num_lanes;
+    read->decoding = decoding;
+    tr_thread_pool_run(read->pool, count, lane_read, read);
+    tr_status status = TR_OK;
+    for (int i = 0; i < count; i++) {
+        if (read->lanes[i].status != TR_OK && status == TR_OK)
+            status = tr_fail(read->lanes[i].status, "%s", read->lanes[i].message);
+        tr_free(read->lanes[i].message);
+        read->lanes[i].message = NULL;
+    }
+    return status;
 }
 
 tr_status tr_node_read_check(tr_node_read *read)
 {
     tr_chunk_portion last = {0, 0};
-    int count;
-    while ((count = round_deal(read, &last)) > 0)
-        if (read->rank < count)
-            TR_TRY(tr_checkpoint_portion_read(read->checkpoint, read->set, &read->round[read->rank],
-                                              NULL));
+    while (round_deal(read, &last))
+        TR_TRY(own_read(read, false));
     return TR_OK;
-}
-
-static float *slot_of(const tr_node_read *read, int rank, int parity)
-{
-    return (float *)(void *)(read->segment.base[rank] + (size_t)parity * read->slot_bytes);
 }
 
 /* First of the sorted wants that is not before (tensor, kind). */
@@ -124,11 +194,14 @@ static int first_want(const tr_node_read *read, int tensor, tr_shard_kind kind)
     return low;
 }
 
-/* What this rank wants of a portion that lies decoded in a slot. */
-static void portion_take(const tr_node_read *read, const tr_chunk_portion *portion,
-                         const float *values)
+/* What this rank wants of a portion that lies decoded in its slot. No two portions have elements in common. */
+static void portion_take(void *context, int piece, int thread)
 {
+    const tr_node_read *read = context;
+    const tr_chunk_portion *portion = &read->round[piece];
+    const float *values = slot_of(read, piece);
     tr_numbered_chunk chunk;
+    (void)thread;
     for (int64_t c = tr_chunk_portion_find(portion, read->set, portion->begin); c >= 0;
          c = tr_chunk_portion_find(portion, read->set, c + 1)) {
         tr_checkpoint_get_chunk(read->checkpoint, c, &chunk);
@@ -160,19 +233,12 @@ static tr_status all_have(tr_node_read *read, tr_status own, bool *all)
 tr_status tr_node_read_load(tr_node_read *read)
 {
     tr_chunk_portion last = {0, 0};
-    int count;
-    for (int parity = 0; (count = round_deal(read, &last)) > 0; parity = 1 - parity) {
-        tr_status status = TR_OK;
+    for (read->parity = 0; round_deal(read, &last); read->parity = 1 - read->parity) {
         bool all;
-        if (read->rank < count)
-            status =
-                tr_checkpoint_portion_read(read->checkpoint, read->set, &read->round[read->rank],
-                                           slot_of(read, read->rank, parity));
-        TR_TRY(all_have(read, status, &all));
+        TR_TRY(all_have(read, own_read(read, true), &all));
         if (!all)
             return TR_OK;
-        for (int r = 0; r < count; r++)
-            portion_take(read, &read->round[r], slot_of(read, r, parity));
+        tr_thread_pool_run(read->pool, read->num_portions, portion_take, read);
     }
     return TR_OK;
 }

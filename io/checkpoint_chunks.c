@@ -154,21 +154,70 @@ int64_t tr_chunk_portion_find(const tr_chunk_portion *portion, const tr_chunk_wo
     return find_marked(set, number, portion->end);
 }
 
-tr_status tr_checkpoint_portion_read(tr_checkpoint *checkpoint, const tr_chunk_word *set,
-                                     const tr_chunk_portion *portion, float *dst)
+/* ---- readers ---- */
+
+void tr_chunk_reader_init(tr_chunk_reader *reader, tr_checkpoint *checkpoint)
 {
+    *reader = (tr_chunk_reader){
+        .checkpoint = checkpoint, .scratch = tr_shard_scratch_create(), .shard = -1};
+}
+
+/* A file is open as long as some reader is at it. */
+static void shard_leave(tr_chunk_reader *reader)
+{
+    tr_checkpoint *checkpoint = reader->checkpoint;
+    if (reader->shard < 0)
+        return;
+    pthread_mutex_lock(&checkpoint->lock);
+    if (--checkpoint->num_users[reader->shard] == 0)
+        tr_shard_rest(checkpoint->shards[reader->shard]);
+    pthread_mutex_unlock(&checkpoint->lock);
+    reader->shard = -1;
+}
+
+void tr_chunk_reader_clear(tr_chunk_reader *reader)
+{
+    if (reader->checkpoint == NULL)
+        return;
+    shard_leave(reader);
+    tr_shard_scratch_destroy(reader->scratch);
+    *reader = (tr_chunk_reader){0};
+}
+
+tr_status tr_chunk_reader_turn(tr_chunk_reader *reader, int index, tr_shard **shard)
+{
+    tr_checkpoint *checkpoint = reader->checkpoint;
+    *shard = checkpoint->shards[index];
+    if (reader->shard == index)
+        return TR_OK;
+    shard_leave(reader);
+    pthread_mutex_lock(&checkpoint->lock);
+    tr_status status = tr_shard_wake(*shard);
+    if (status == TR_OK) {
+        checkpoint->num_users[index]++;
+        reader->shard = index;
+    }
+    pthread_mutex_unlock(&checkpoint->lock);
+    return status;
+}
+
+tr_status tr_chunk_portion_read(tr_chunk_reader *reader, const tr_chunk_word *set,
+                                const tr_chunk_portion *portion, float *dst)
+{
+    const tr_checkpoint *checkpoint = reader->checkpoint;
     for (int64_t c = tr_chunk_portion_find(portion, set, portion->begin); c >= 0;
          c = tr_chunk_portion_find(portion, set, c + 1)) {
         int index = shard_of(checkpoint, c);
-        tr_shard *shard = tr_checkpoint_wake(checkpoint, index);
         int in_file = (int)(c - checkpoint->first_chunk[index]);
+        tr_shard *shard;
+        TR_TRY(tr_chunk_reader_turn(reader, index, &shard));
         const tr_shard_chunk *row = tr_shard_get_chunk(shard, in_file);
-        checkpoint->bytes_read += row->stored_bytes;
+        reader->bytes_read += row->stored_bytes;
         if (dst == NULL) {
-            TR_TRY(tr_shard_check_chunk(shard, in_file, checkpoint->scratch));
+            TR_TRY(tr_shard_check_chunk(shard, in_file, reader->scratch));
             continue;
         }
-        TR_TRY(tr_shard_decode_chunk(shard, in_file, checkpoint->scratch, dst));
+        TR_TRY(tr_shard_decode_chunk(shard, in_file, reader->scratch, dst));
         dst += row->raw_bytes / (int)sizeof(float);
     }
     return TR_OK;

@@ -52,9 +52,18 @@ bool tr_checkpoint_portion_next(const tr_checkpoint *checkpoint, const tr_chunk_
 int64_t tr_chunk_portion_find(const tr_chunk_portion *portion, const tr_chunk_word *set,
                               int64_t number);
 
-/* Read and check a portion's chunks, in order; with dst also decode them, one after the other. Bytes are counted
- * (tr_checkpoint_bytes_read). */
-tr_status tr_checkpoint_portion_read(tr_checkpoint *checkpoint, const tr_chunk_word *set,
-                                     const tr_chunk_portion *portion, float *dst);
+/* What a thread reads chunks with: working memory of two chunks, and one open file. Several may read one checkpoint at once. */
+typedef struct tr_chunk_reader {
+    tr_checkpoint *checkpoint;
+    tr_shard_scratch *scratch;
+    int shard;          /* whose file is open, or -1 */
+    int64_t bytes_read; /* stored bytes of chunks so far */
+} tr_chunk_reader;
+void tr_chunk_reader_init(tr_chunk_reader *reader, tr_checkpoint *checkpoint);
+void tr_chunk_reader_clear(tr_chunk_reader *reader);
+
+/* Read and check a portion's chunks, in order; with dst also decode them, one after the other. */
+tr_status tr_chunk_portion_read(tr_chunk_reader *reader, const tr_chunk_word *set,
+                                const tr_chunk_portion *portion, float *dst);
 
 #endif

@@ -64,6 +64,7 @@ static tr_status shard_open(tr_checkpoint *checkpoint, int index)
 
 static void chunks_number(tr_checkpoint *checkpoint)
 {
+    checkpoint->num_users = TR_NEW_ARRAY(int, (size_t)checkpoint->manifest.num_files + 1);
     checkpoint->first_chunk = TR_NEW_ARRAY(int64_t, (size_t)checkpoint->manifest.num_files + 1);
     for (int s = 0; s < checkpoint->manifest.num_files; s++)
         checkpoint->first_chunk[s + 1] =
@@ -102,8 +103,8 @@ tr_status tr_checkpoint_open(tr_checkpoint **checkpoint, const char *path)
 {
     tr_checkpoint *opened = TR_NEW(tr_checkpoint);
     opened->path = tr_strdup(path);
-    opened->awake = -1;
-    opened->scratch = tr_shard_scratch_create();
+    pthread_mutex_init(&opened->lock, NULL);
+    tr_chunk_reader_init(&opened->reader, opened);
     tr_status status = parts_open(opened);
     if (status != TR_OK)
         tr_checkpoint_close(opened);
@@ -116,13 +117,15 @@ void tr_checkpoint_close(tr_checkpoint *checkpoint)
 {
     if (checkpoint == NULL)
         return;
+    tr_chunk_reader_clear(&checkpoint->reader);
     for (int s = 0; checkpoint->shards != NULL && s < checkpoint->manifest.num_files; s++)
         tr_shard_close(checkpoint->shards[s]);
     tr_free(checkpoint->shards);
     tr_free(checkpoint->first_chunk);
+    tr_free(checkpoint->num_users);
     tr_free(checkpoint->boxes);
     tr_manifest_clear(&checkpoint->manifest);
-    tr_shard_scratch_destroy(checkpoint->scratch);
+    pthread_mutex_destroy(&checkpoint->lock);
     tr_free(checkpoint->path);
     tr_free(checkpoint);
 }
@@ -144,7 +147,7 @@ tr_shard *tr_checkpoint_shard(const tr_checkpoint *checkpoint, int index)
 
 int64_t tr_checkpoint_bytes_read(const tr_checkpoint *checkpoint)
 {
-    return checkpoint->bytes_read;
+    return checkpoint->reader.bytes_read;
 }
 
 tr_box tr_checkpoint_tensor_box(const tr_checkpoint *checkpoint, int tensor)
@@ -232,14 +235,6 @@ void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const
     }
 }
 
-tr_shard *tr_checkpoint_wake(tr_checkpoint *checkpoint, int shard)
-{
-    if (checkpoint->awake >= 0 && checkpoint->awake != shard)
-        tr_shard_rest(checkpoint->shards[checkpoint->awake]);
-    checkpoint->awake = shard;
-    return checkpoint->shards[shard];
-}
-
 static tr_status box_read(tr_checkpoint *checkpoint, const tr_placed_box *placed,
                           const request *want)
 {
@@ -249,15 +244,16 @@ static tr_status box_read(tr_checkpoint *checkpoint, const tr_placed_box *placed
         int num_pieces = tr_shard_chunk_pieces(tables, placed->box, k, pieces);
         if (!tr_boxes_meet(want->wanted, want->num_wanted, pieces, num_pieces))
             continue;
-        tr_shard *shard = tr_checkpoint_wake(checkpoint, placed->shard);
+        tr_shard *shard;
+        TR_TRY(tr_chunk_reader_turn(&checkpoint->reader, placed->shard, &shard));
         int chunk = placed->box->first_chunk + k;
-        checkpoint->bytes_read += tr_shard_get_chunk(shard, chunk)->stored_bytes;
+        checkpoint->reader.bytes_read += tr_shard_get_chunk(shard, chunk)->stored_bytes;
         if (want->dst == NULL) {
-            TR_TRY(tr_shard_check_chunk(shard, chunk, checkpoint->scratch));
+            TR_TRY(tr_shard_check_chunk(shard, chunk, checkpoint->reader.scratch));
             continue;
         }
         const float *values = NULL;
-        TR_TRY(tr_shard_read_chunk(shard, chunk, checkpoint->scratch, &values));
+        TR_TRY(tr_shard_read_chunk(shard, chunk, checkpoint->reader.scratch, &values));
         tr_boxes_copy(pieces, num_pieces, values, want->wanted, want->num_wanted, want->dst);
     }
     return TR_OK;

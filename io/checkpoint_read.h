@@ -44,7 +44,7 @@ void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const
 tr_status tr_checkpoint_hash(tr_checkpoint *checkpoint, int tensor, tr_shard_kind kind,
                              tr_hash128 *hash);
 
-/* Bytes read from chunks since it was opened. */
+/* Stored bytes of chunks that tr_checkpoint_read and _hash have read since it was opened. */
 int64_t tr_checkpoint_bytes_read(const tr_checkpoint *checkpoint);
 
 #endif

@@ -2,7 +2,9 @@
 #ifndef TR_IO_CHECKPOINT_READ_INT_H
 #define TR_IO_CHECKPOINT_READ_INT_H
 
-#include "io/checkpoint_read.h"
+#include <pthread.h>
+
+#include "io/checkpoint_chunks.h"
 
 /* A box of a shard, sorted by tensor and kind. */
 typedef struct tr_placed_box {
@@ -17,14 +19,14 @@ struct tr_checkpoint {
     int64_t *first_chunk; /* [num_files + 1] number of a shard's first chunk; the last: of chunks */
     tr_placed_box *boxes;
     int num_boxes;
-    tr_shard_scratch *scratch;
-    int awake; /* shard whose file is open, or -1 */
-    int64_t bytes_read;
+    tr_chunk_reader reader; /* of tr_checkpoint_read */
+    pthread_mutex_t lock;   /* of the files that are open */
+    int *num_users;         /* [num_files] readers that have a shard's file open */
 };
 
 /* First of the sorted boxes that is not before (tensor, kind). */
 int tr_checkpoint_lower_bound(const tr_checkpoint *checkpoint, int tensor, int kind);
-/* The shard, whose file alone may be open from now on. */
-tr_shard *tr_checkpoint_wake(tr_checkpoint *checkpoint, int shard);
+/* The shard, whose file is open until the reader turns to another. */
+tr_status tr_chunk_reader_turn(tr_chunk_reader *reader, int index, tr_shard **shard);
 
 #endif
