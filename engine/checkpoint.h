@@ -3,10 +3,16 @@
  *
  * Saving (tr_run_save): every rank writes its part of the state into step-N.tmp/, each element of
  * every global tensor once over all ranks; rank 0 writes the manifest, renames, moves `latest`, and
- * makes room. A rank that cannot write (disk full, say) makes all ranks give up this save together:
- * the temporary folder is removed, what was there before stays, one warning is printed on rank 0,
- * and tr_run_save returns TR_OK, since training can go on; tr_run_save_failed then says true. Other
- * statuses (a lost peer, a time-out) end the run.
+ * makes room. With checkpoint.async a thread of every rank does that beside the next steps, from the
+ * state as it was: what an update would change before it is read is copied first, into at most
+ * checkpoint.snapshot_mb; what does not fit is waited for. One line on rank 0 says at the end what it
+ * came to, with the time that steps were blocked. One save is under way at most: the next one, the
+ * end of the run and tr_run_save_wait wait for it.
+ *
+ * A rank that cannot write (disk full, say), or that finds values that are not finite, makes all
+ * ranks give up this save together: the temporary folder is removed, what was there before stays,
+ * one warning is printed on rank 0, and training goes on; tr_run_save_failed then says true. No
+ * function fails of it; other statuses (a lost peer, a time-out) end the run.
  *
  * Resuming (tr_run_resume): rank 0 chooses a checkpoint; every rank finds its boxes, and reads and
  * checks all that it needs before any rank changes anything. With checkpoint.resume = auto a
@@ -30,7 +36,7 @@
  * names a path and no checkpoint is there. */
 tr_status tr_checkpoint_peek(tr_config *cfg, int64_t num_ranks);
 
-/* True when the last tr_run_save saved nothing (and said so). Not collective; the same on all
+/* True when the last save that ended saved nothing (and said so). Not collective; the same on all
  * ranks. */
 bool tr_run_save_failed(const tr_run *run);
 

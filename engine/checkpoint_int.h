@@ -1,9 +1,10 @@
-/* What saving and loading share: this rank's part of the state as boxes, and speaking with one
- * voice. */
+/* The inside of saving and loading: this rank's part of the state as boxes, speaking with one
+ * voice, and the end of a save. */
 #ifndef TR_ENGINE_CHECKPOINT_INT_H
 #define TR_ENGINE_CHECKPOINT_INT_H
 
 #include "engine/run_int.h"
+#include "io/manifest.h"
 #include "io/shard_write.h"
 
 /* The array of a kind of this rank's state (stage.master, m, v), or NULL when it has none. */
@@ -19,5 +20,24 @@ int tr_checkpoint_pieces(const tr_local_param *item, int64_t begin, int64_t end,
 tr_status tr_checkpoint_agree(tr_run *run, tr_status status);
 /* Collective: rank 0's bytes on every rank. */
 tr_status tr_checkpoint_share(tr_run *run, void *data, size_t bytes);
+
+/* What this rank writes of every kind, each element of every global tensor once over all ranks; tr_free. Names and values are the run's. */
+tr_shard_part *tr_checkpoint_parts(const tr_run *run, int *num_parts);
+
+/* The manifest of a save and its way to the disk. What it says is the run's when it was made. */
+typedef struct tr_commit {
+    const char *dir; /* the run's */
+    int64_t keep;
+    int num_ranks;
+    tr_manifest manifest; /* whole on rank 0; elsewhere only the step, and the files */
+    int64_t bytes;        /* of all files */
+} tr_commit;
+
+void tr_commit_init(tr_commit *commit, const tr_run *run);
+void tr_commit_clear(tr_commit *commit);
+/* Collective: lists the files of all ranks. mine->bytes 0: this rank has none. */
+tr_status tr_commit_gather(tr_commit *commit, tr_run *run, const tr_shard_summary *mine);
+/* Rank 0, on any thread (`context`: the commit): writes the manifest, gives the folder its name, moves `latest`, makes room. */
+tr_status tr_commit_work(void *context);
 
 #endif

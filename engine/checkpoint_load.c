@@ -364,6 +364,7 @@ tr_status tr_run_resume(tr_run *run, bool *resumed)
 {
     tr_resume_list list = {0};
     *resumed = false;
+    TR_TRY(tr_run_save_wait(run));
     tr_status status = TR_OK;
     if (run->mesh.rank == 0)
         status = tr_resume_list_find(&list, &run->cfg);

@@ -1,207 +1,387 @@
-/* tr_run_save: this rank's part of the state to its file, and rank 0's commit (checkpoint.h). */
+/* tr_run_save and what follows it, step by step (saver.h, checkpoint.h). */
 #include "engine/checkpoint.h"
 
-#include <math.h>
-#include <string.h>
+#include <inttypes.h>
+#include <stdio.h>
 
 #include "base/alloc.h"
+#include "base/background.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/checkpoint_int.h"
+#include "engine/peak.h"
+#include "io/chunk_queue.h"
 #include "io/dir_commit.h"
-#include "io/manifest.h"
-#include "kernels/device.h"
 
-/* What a rank tells rank 0 about its file, as integers that are summed over ranks with zeros. */
-enum { INFO_BYTES, INFO_HASH, INFO_TABLE_HASH = INFO_HASH + 2, INFO_COUNT = INFO_TABLE_HASH + 2 };
-enum { RANKS_AT_ONCE = 512 }; /* one sum holds 4096 integers */
+enum {
+    WRITER_NICE = 10, /* computing comes first */
+    MOST_ENCODERS = 8 /* each has three chunks of memory */
+};
 
-/* ---- this rank's part ---- */
+/* WRITING: every rank its file. COMMITTING: rank 0 the manifest. */
+typedef enum save_phase { WRITING, COMMITTING } save_phase;
 
-static bool all_finite(const float *values, int64_t count)
+struct tr_save {
+    save_phase phase;
+    bool giving_up; /* some rank has failed */
+    tr_commit commit;
+    tr_shard_part *parts;
+    tr_chunk_queue *queue; /* NULL: this rank has nothing to write */
+    char *path;
+    int level, num_encoders;
+    tr_background *work; /* of the phase; NULL: nothing to wait for on this rank */
+    tr_status begun;     /* what starting it came to */
+    char *begun_message;
+    tr_shard_summary summary; /* the work's, until it has ended */
+    /* what it costs */
+    double begin, blocked;   /* seconds */
+    int64_t slowest_blocked; /* microseconds, of all ranks */
+    double beside_seconds;
+    int64_t num_beside; /* steps */
+};
+
+/* ---- on the writer's thread ---- */
+
+static tr_status shard_work(void *context)
 {
-    bool finite = true;
-    for (int64_t i = 0; i < count; i++)
-        finite &= (bool)isfinite(values[i]);
-    return finite;
+    tr_save *save = context;
+    return tr_shard_write_queue(save->path, save->queue, save->level, save->num_encoders,
+                                &save->summary);
 }
 
-/* Whether this rank writes elements of the item: replicas over tensor ranks are written by one of
- * them, those over data ranks by shares, a tied tensor by its owner. */
-static bool writes(const tr_local_param *item)
+/* ---- life ---- */
+
+/* A failure of this rank's own that the save may fail of. */
+static tr_status own_failure(tr_status status)
 {
-    return item->counted && item->param->tied_to < 0 && item->shard_begin < item->shard_end;
+    if (status == TR_OK || status == TR_ERR_IO)
+        return status;
+    char *message = tr_strdup(tr_error_message());
+    status = tr_fail(TR_ERR_IO, "%s", message);
+    tr_free(message);
+    return status;
 }
 
-/* Appends the parts of one item and kind. */
-static tr_status parts_add(const tr_run *run, const tr_local_param *item, tr_shard_kind kind,
-                           tr_shard_part *parts, int *num_parts)
+static void work_begin(tr_save *save, tr_status (*work)(void *context), void *context)
 {
-    const float *values = tr_checkpoint_state(run, kind);
-    tr_box pieces[TR_BOX_MAX_PIECES];
-    if (values == NULL)
-        return TR_OK;
-    values += item->state_offset + (item->shard_begin - item->state_begin);
-    int num_pieces = tr_checkpoint_pieces(item, item->shard_begin, item->shard_end, pieces);
-    for (int p = 0; p < num_pieces; p++) {
-        int64_t count = tr_box_volume(&pieces[p]);
-        if (!all_finite(values, count))
-            return tr_fail(TR_ERR_IO, "tensor %s (%s) holds values that are not finite",
-                           item->param->name, tr_shard_kind_name(kind));
-        parts[(*num_parts)++] = (tr_shard_part){item->table_row, kind, pieces[p], values};
-        values += count;
-    }
-    return TR_OK;
+    save->begun = own_failure(tr_background_start(&save->work, work, context, WRITER_NICE));
+    if (save->begun != TR_OK)
+        save->begun_message = tr_strdup(tr_error_message());
 }
 
-static tr_status parts_collect(const tr_run *run, tr_shard_part *parts, int *num_parts)
+/* After its end: what the work came to, with its message. One that was stopped has not failed itself. */
+static tr_status work_end(tr_save *save)
 {
-    *num_parts = 0;
-    for (int i = 0; i < run->stage.local.num_items; i++)
-        for (int kind = 0; kind < TR_SHARD_NUM_KINDS && writes(&run->stage.local.items[i]); kind++)
-            TR_TRY(
-                parts_add(run, &run->stage.local.items[i], (tr_shard_kind)kind, parts, num_parts));
-    return TR_OK;
+    if (save->begun != TR_OK)
+        return tr_fail(save->begun, "%s", save->begun_message);
+    tr_status status = tr_background_finish(save->work);
+    save->work = NULL;
+    return status == TR_STOPPED ? TR_OK : own_failure(status);
 }
 
-/* A rank with nothing to write has no file: summary->bytes stays 0. */
-static tr_status shard_save(const tr_run *run, tr_shard_summary *summary)
+static tr_save *save_create(tr_run *run)
 {
-    size_t most = (size_t)run->stage.local.num_items * TR_SHARD_NUM_KINDS * TR_BOX_MAX_PIECES;
-    tr_shard_part *parts = TR_NEW_ARRAY(tr_shard_part, most + 1);
+    tr_save *save = TR_NEW(tr_save);
     int num_parts;
-    *summary = (tr_shard_summary){0};
-    tr_status status = parts_collect(run, parts, &num_parts);
-    if (status == TR_OK && num_parts > 0) {
-        char name[TR_MANIFEST_FILE];
-        tr_manifest_file_name(run->mesh.rank, name);
-        char *folder = tr_step_temp_path(run->cfg.checkpoint.dir, run->step);
-        char *path = tr_format("%s/%s", folder, name);
-        status = tr_shard_write(path, parts, num_parts, (int)run->cfg.checkpoint.level,
-                                TR_SHARD_CHUNK_DEFAULT, summary);
-        tr_free(path);
-        tr_free(folder);
+    *save = (tr_save){
+        .level = (int)run->cfg.checkpoint.level,
+        .num_encoders = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world))};
+    if (save->num_encoders > MOST_ENCODERS)
+        save->num_encoders = MOST_ENCODERS;
+    tr_commit_init(&save->commit, run);
+    save->parts = tr_checkpoint_parts(run, &num_parts);
+    if (num_parts == 0)
+        return save;
+    char name[TR_MANIFEST_FILE];
+    tr_manifest_file_name(run->mesh.rank, name);
+    char *folder = tr_step_temp_path(run->cfg.checkpoint.dir, run->step);
+    save->path = tr_format("%s/%s", folder, name);
+    tr_free(folder);
+    save->queue = tr_chunk_queue_create(save->parts, num_parts, TR_SHARD_CHUNK_DEFAULT);
+    if (run->cfg.checkpoint.async_)
+        tr_chunk_queue_set_pool(save->queue, run->saver.pool, run->saver.pool_bytes);
+    return save;
+}
+
+static void save_destroy(tr_save *save)
+{
+    tr_commit_clear(&save->commit);
+    tr_chunk_queue_destroy(save->queue);
+    tr_free(save->begun_message);
+    tr_free(save->path);
+    tr_free(save->parts);
+    tr_free(save);
+}
+
+void tr_saver_clear(tr_saver *saver)
+{
+    tr_save *save = saver->save;
+    saver->save = NULL;
+    if (save == NULL)
+        return;
+    if (save->queue != NULL)
+        tr_chunk_queue_stop(save->queue);
+    tr_background_finish(save->work);
+    save_destroy(save);
+}
+
+/* ---- its end ---- */
+
+/* Bytes of all values that the checkpoint holds. */
+static double logical_bytes(const tr_manifest *manifest)
+{
+    double elements = 0;
+    int kinds = 0;
+    for (int i = 0; i < manifest->num_params; i++)
+        if (manifest->params[i].tied_to < 0)
+            elements += (double)manifest->params[i].shape[0] * (double)manifest->params[i].shape[1];
+    for (int k = 0; k < TR_SHARD_NUM_KINDS; k++)
+        kinds += manifest->kinds[k];
+    return elements * kinds * sizeof(float);
+}
+
+static double steps_mean(const tr_saver *saver)
+{
+    double sum = 0;
+    int64_t count = saver->num_steps < TR_SAVER_STEPS ? saver->num_steps : TR_SAVER_STEPS;
+    for (int64_t i = 0; i < count; i++)
+        sum += saver->steps[i];
+    return count > 0 ? sum / (double)count : 0;
+}
+
+/* Rank 0's line. */
+static void saved_print(const tr_run *run, const tr_save *save)
+{
+    char share[64] = "", beside[128] = "", room[160] = "";
+    double seconds = tr_clock_seconds() - save->begin, before = steps_mean(&run->saver);
+    double logical = logical_bytes(&save->commit.manifest), stored = (double)save->commit.bytes;
+    if (before > 0)
+        snprintf(share, sizeof share, " (%.1f %% of a step)",
+                 (double)save->slowest_blocked * 1e-4 / before);
+    if (save->num_beside > 0 && before > 0)
+        snprintf(beside, sizeof beside, ", %" PRId64 " steps beside it took %.2f x those before",
+                 save->num_beside, save->beside_seconds / (double)save->num_beside / before);
+    int64_t copied = 0, no_room = 0;
+    if (save->queue != NULL)
+        tr_chunk_queue_get_preserved(save->queue, &copied, &no_room);
+    if (no_room > 0)
+        snprintf(room, sizeof room,
+                 "; an update waited for %.2f MB of rank 0 that checkpoint.snapshot_mb had no room "
+                 "for",
+                 (double)no_room * 1e-6);
+    tr_log_info(
+        "saved step %lld: %.2f MB, ratio %.2f, in %.2f s = %.3f GB/s, blocked %.1f ms%s%s%s",
+        (long long)save->commit.manifest.step, stored * 1e-6, logical / stored, seconds,
+        logical * 1e-9 / seconds, (double)save->slowest_blocked * 1e-3, share, beside, room);
+}
+
+/* Rank 0: nothing stays of it, and why is told. */
+static void give_up(const tr_run *run, int64_t step)
+{
+    char *message = tr_strdup(tr_error_message());
+    tr_dir_commit_abort(run->cfg.checkpoint.dir, step);
+    tr_log_warning("the checkpoint of step %lld was not saved: %s; earlier checkpoints stay as "
+                   "they are, and training goes on",
+                   (long long)step, message);
+    tr_free(message);
+}
+
+/* `status`: the same on all ranks; TR_OK: saved. Rank 0 knows why not. */
+static void save_end(tr_run *run, tr_status status)
+{
+    tr_save *save = run->saver.save;
+    run->saver.save = NULL;
+    run->saver.failed = status != TR_OK;
+    if (run->mesh.rank == 0 && status == TR_OK)
+        saved_print(run, save);
+    if (run->mesh.rank == 0 && status != TR_OK)
+        give_up(run, save->commit.manifest.step);
+    save_destroy(save);
+}
+
+/* ---- going on ---- */
+
+/* Seconds that a rank waits for its own writer before it lets the others know: far less than what makes them take it for hung. */
+static double moment_of(const tr_run *run)
+{
+    double quarter = run->cfg.parallel.timeout_s / 4;
+    return quarter < 1.0 ? quarter : 1.0;
+}
+
+static double seconds_since(double begin)
+{
+    return tr_clock_seconds() - begin;
+}
+
+/* Adds the time since `begin` to what saving has cost the step thread. */
+static void blocked_add(tr_run *run, double begin)
+{
+    double seconds = seconds_since(begin);
+    run->saver.blocked += seconds;
+    if (run->saver.save != NULL)
+        run->saver.save->blocked += seconds;
+}
+
+void tr_save_note(tr_run *run, int64_t notes[TR_SAVE_NOTES])
+{
+    tr_save *save = run->saver.save;
+    for (int i = 0; i < TR_SAVE_NOTES; i++)
+        notes[i] = 0;
+    if (save == NULL)
+        return;
+    bool ended = save->work == NULL || tr_background_wait(save->work, 0);
+    tr_status status = save->begun;
+    if (ended && save->work != NULL)
+        status = tr_background_get_status(save->work);
+    notes[TR_SAVE_RUNNING] = !ended;
+    notes[TR_SAVE_FAILED] = ended && status != TR_OK && status != TR_STOPPED;
+    notes[TR_SAVE_BLOCKED] = (int64_t)(save->blocked * 1e6);
+}
+
+void tr_save_note_step(tr_run *run, double seconds)
+{
+    tr_saver *saver = &run->saver;
+    if (!saver->warm) {
+        saver->warm = true;
+    } else if (saver->save != NULL) {
+        saver->save->num_beside++;
+        saver->save->beside_seconds += seconds;
+    } else {
+        saver->steps[saver->num_steps++ % TR_SAVER_STEPS] = seconds;
     }
-    tr_free(parts);
+}
+
+/* Every rank's work of the phase has ended. */
+static tr_status phase_end(tr_run *run, bool failed)
+{
+    tr_save *save = run->saver.save;
+    tr_status status = work_end(save);
+    if (failed || save->phase == COMMITTING) {
+        /* Rank 0 needs to know why; its own failures it knows. */
+        if (save->phase == WRITING)
+            status = tr_checkpoint_agree(run, status);
+        if (status != TR_OK && status != TR_ERR_IO)
+            return status;
+        save_end(run, failed ? TR_ERR_IO : TR_OK);
+        return TR_OK;
+    }
+    TR_TRY(tr_commit_gather(&save->commit, run, &save->summary));
+    save->phase = COMMITTING;
+    if (run->mesh.rank == 0)
+        work_begin(save, tr_commit_work, &save->commit);
+    return TR_OK;
+}
+
+tr_status tr_save_advance(tr_run *run, const int64_t notes[TR_SAVE_NOTES])
+{
+    tr_save *save = run->saver.save;
+    double begin = tr_clock_seconds();
+    if (save == NULL)
+        return TR_OK;
+    save->slowest_blocked = notes[TR_SAVE_BLOCKED];
+    if (notes[TR_SAVE_FAILED] != 0 && save->queue != NULL)
+        tr_chunk_queue_stop(save->queue);
+    save->giving_up = save->giving_up || notes[TR_SAVE_FAILED] != 0;
+    if (notes[TR_SAVE_RUNNING] != 0)
+        return TR_OK;
+    tr_status status = phase_end(run, save->giving_up);
+    blocked_add(run, begin);
     return status;
 }
 
-/* ---- the manifest ---- */
-
-/* Collective. files: [ranks], filled on every rank; files of 0 bytes do not exist. */
-static tr_status files_gather(tr_run *run, const tr_shard_summary *mine, tr_manifest_file *files)
+/* Looks again after a while, or when this rank's work has ended. */
+static tr_status wait_a_moment(tr_run *run)
 {
-    int num_ranks = (int)run->cfg.derived.num_ranks;
-    int64_t info[RANKS_AT_ONCE][INFO_COUNT];
-    for (int first = 0; first < num_ranks; first += RANKS_AT_ONCE) {
-        int count = num_ranks - first < RANKS_AT_ONCE ? num_ranks - first : RANKS_AT_ONCE;
-        int me = run->mesh.rank - first;
-        memset(info, 0, sizeof info);
-        if (me >= 0 && me < count) {
-            info[me][INFO_BYTES] = mine->bytes;
-            memcpy(&info[me][INFO_HASH], &mine->hash, sizeof mine->hash);
-            memcpy(&info[me][INFO_TABLE_HASH], &mine->table_hash, sizeof mine->table_hash);
-        }
-        TR_TRY(tr_run_sum(run, info[0], count * INFO_COUNT));
-        for (int r = 0; r < count; r++) {
-            tr_manifest_file *file = &files[first + r];
-            tr_manifest_file_name(first + r, file->name);
-            file->bytes = info[r][INFO_BYTES];
-            memcpy(&file->hash, &info[r][INFO_HASH], sizeof file->hash);
-            memcpy(&file->table_hash, &info[r][INFO_TABLE_HASH], sizeof file->table_hash);
-        }
+    int64_t notes[TR_SAVE_NOTES];
+    double begin = tr_clock_seconds();
+    if (run->saver.save->work != NULL)
+        tr_background_wait(run->saver.save->work, moment_of(run));
+    blocked_add(run, begin);
+    tr_save_note(run, notes);
+    begin = tr_clock_seconds();
+    TR_TRY(tr_run_max(run, notes, TR_SAVE_NOTES));
+    blocked_add(run, begin);
+    return tr_save_advance(run, notes);
+}
+
+tr_status tr_run_save_wait(tr_run *run)
+{
+    const tr_save *save = run->saver.save;
+    if (save != NULL && run->mesh.rank == 0 && save->commit.manifest.step < run->step)
+        tr_log_info("waiting for the checkpoint of step %lld, which is being written",
+                    (long long)save->commit.manifest.step);
+    while (run->saver.save != NULL)
+        TR_TRY(wait_a_moment(run));
+    return TR_OK;
+}
+
+/* ---- the values are about to change ---- */
+
+bool tr_save_preserve(tr_run *run)
+{
+    tr_save *save = run->saver.save;
+    if (save == NULL || save->queue == NULL)
+        return true;
+    double begin = tr_clock_seconds();
+    bool clear = tr_chunk_queue_preserve(save->queue, moment_of(run));
+    blocked_add(run, begin);
+    return clear;
+}
+
+tr_status tr_save_preserve_all(tr_run *run)
+{
+    double begin = tr_clock_seconds();
+    int64_t clear = 0;
+    while (clear == 0) {
+        clear = tr_save_preserve(run);
+        begin = tr_clock_seconds();
+        TR_TRY(tr_run_min(run, &clear, 1));
+        run->saver.group_seconds += seconds_since(begin);
+        blocked_add(run, begin);
     }
     return TR_OK;
 }
 
-static tr_manifest_param *params_list(const tr_param_table *table)
+void tr_save_preserve_here(tr_run *run)
 {
-    tr_manifest_param *params = TR_NEW_ARRAY(tr_manifest_param, (size_t)table->num_rows);
-    for (int i = 0; i < table->num_rows; i++) {
-        _Static_assert(sizeof params[i].name >= sizeof table->rows[i].name, "names fit");
-        strcpy(params[i].name, table->rows[i].name);
-        params[i].num_dims = table->rows[i].num_dims;
-        memcpy(params[i].shape, table->rows[i].shape, sizeof params[i].shape);
-        params[i].tied_to = table->rows[i].tied_to;
+    while (!tr_save_preserve(run)) {
     }
-    return params;
 }
 
-/* Rank 0. `files`: of all ranks. */
-static tr_status manifest_save(const tr_run *run, tr_manifest_file *files)
-{
-    tr_manifest manifest = {.step = run->step,
-                            .samples = (int64_t)run->samples,
-                            .updates = run->optimizer.num_updates,
-                            .skips_in_row = run->skips_in_row,
-                            .seed = run->cfg.train.seed,
-                            .scale = run->scaler.scale,
-                            .good_steps = run->scaler.good_steps,
-                            .loss = run->loss_known ? run->last_loss : NAN,
-                            .numerics = tr_strdup(tr_cpu_device_numerics()),
-                            .config = tr_config_dump(&run->cfg),
-                            .params = params_list(&run->stage.table),
-                            .num_params = run->stage.table.num_rows,
-                            .files = files};
-    for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
-        manifest.kinds[kind] = tr_checkpoint_state(run, (tr_shard_kind)kind) != NULL;
-    for (int r = 0; r < (int)run->cfg.derived.num_ranks; r++)
-        if (files[r].bytes > 0)
-            files[manifest.num_files++] = files[r];
-    char *folder = tr_step_temp_path(run->cfg.checkpoint.dir, run->step);
-    char *path = tr_format("%s/" TR_MANIFEST_FILE_NAME, folder);
-    tr_status status = tr_manifest_write(path, &manifest);
-    tr_free(path);
-    tr_free(folder);
-    manifest.files = NULL; /* the caller's */
-    tr_manifest_clear(&manifest);
-    return status;
-}
+/* ---- its beginning ---- */
 
-/* ---- all ranks together ---- */
-
-/* Stops at the first failure of any rank; all ranks return the same. */
-static tr_status save_together(tr_run *run, tr_manifest_file *files)
+static tr_status save_begin(tr_run *run)
 {
-    const char *dir = run->cfg.checkpoint.dir;
     bool first = run->mesh.rank == 0;
-    tr_shard_summary summary;
-    TR_TRY(tr_checkpoint_agree(run, first ? tr_dir_commit_begin(dir, run->step) : TR_OK));
-    TR_TRY(tr_checkpoint_agree(run, shard_save(run, &summary)));
-    TR_TRY(files_gather(run, &summary, files));
-    tr_status status = TR_OK;
-    if (first)
-        status = manifest_save(run, files);
-    if (first && status == TR_OK)
-        status = tr_dir_commit_finish(dir, run->step);
-    return tr_checkpoint_agree(run, status);
+    const char *dir = run->cfg.checkpoint.dir;
+    double begin = tr_clock_seconds();
+    tr_status status =
+        tr_checkpoint_agree(run, first ? tr_dir_commit_begin(dir, run->step) : TR_OK);
+    run->saver.failed = status != TR_OK;
+    if (status == TR_ERR_IO) {
+        if (first)
+            give_up(run, run->step);
+        blocked_add(run, begin);
+        return TR_OK;
+    }
+    TR_TRY(status);
+    tr_save *save = save_create(run);
+    save->begin = begin;
+    run->saver.save = save;
+    if (save->queue != NULL)
+        work_begin(save, shard_work, save);
+    blocked_add(run, begin);
+    return TR_OK;
 }
 
 tr_status tr_run_save(tr_run *run)
 {
-    const char *dir = run->cfg.checkpoint.dir;
-    double begin = tr_clock_seconds();
-    tr_manifest_file *files = TR_NEW_ARRAY(tr_manifest_file, (size_t)run->cfg.derived.num_ranks);
-    tr_status status = save_together(run, files);
-    tr_free(files);
-    run->save_failed = status != TR_OK;
-    if (status == TR_ERR_IO) {
-        if (run->mesh.rank == 0) {
-            tr_dir_commit_abort(dir, run->step);
-            tr_log_warning("the checkpoint of step %lld was not saved: %s; earlier checkpoints "
-                           "stay as they are, and training goes on",
-                           (long long)run->step, tr_error_message());
-        }
-        status = TR_OK;
-    } else if (status == TR_OK && run->mesh.rank == 0 &&
-               tr_dir_prune(dir, run->cfg.checkpoint.keep, run->step) != TR_OK) {
-        tr_log_warning("%s", tr_error_message());
-    }
-    run->checkpoint_seconds += tr_clock_seconds() - begin;
-    return status;
+    TR_TRY(tr_run_save_wait(run));
+    TR_TRY(save_begin(run));
+    return run->cfg.checkpoint.async_ ? TR_OK : tr_run_save_wait(run);
 }
 
 bool tr_run_save_failed(const tr_run *run)
 {
-    return run->save_failed;
+    return run->saver.failed;
 }

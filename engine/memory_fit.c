@@ -162,6 +162,10 @@ void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limi
         remedy_try(&list, &changed, setting);
     }
     changed = *cfg;
+    changed.checkpoint.snapshot_mb = 0;
+    if (cfg->checkpoint.async_ && cfg->checkpoint.every > 0 && cfg->checkpoint.snapshot_mb > 0)
+        remedy_try(&list, &changed, "checkpoint.snapshot_mb=0");
+    changed = *cfg;
     changed.memory.recompute = TR_RECOMPUTE_SELECTIVE;
     if (cfg->memory.recompute == TR_RECOMPUTE_NONE)
         remedy_try(&list, &changed, "memory.recompute=selective");

@@ -143,11 +143,13 @@ tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *dev
     tr_arena arenas[TR_MEM_NUM];
     tr_stage stage;
     tr_optimizer optimizer;
+    tr_saver saver;
     for (int c = 0; c < TR_MEM_NUM; c++)
         tr_arena_init_counting(&arenas[c], (tr_mem_category)c);
     tr_status status;
     TR_TRY_GOTO(status, tr_stage_init(&stage, cfg, mesh, device, arenas), clear);
     tr_optimizer_init(&optimizer, &stage);
+    tr_saver_layout(&saver, cfg, &stage.local, &arenas[TR_MEM_SNAPSHOT]);
     for (int c = 0; c < TR_MEM_NUM; c++)
         bytes[c] = arenas[c].peak;
     if (traffic != NULL)
@@ -288,6 +290,9 @@ static tr_status stage_create(tr_run *run)
     TR_TRY(memory_create(run));
     TR_TRY(tr_stage_init(&run->stage, &run->cfg, &run->mesh, run->device, run->arenas));
     tr_optimizer_init(&run->optimizer, &run->stage);
+    tr_saver_layout(&run->saver, &run->cfg, &run->stage.local, &run->arenas[TR_MEM_SNAPSHOT]);
+    if (run->saver.pool_bytes > 0) /* else the first update beside a save would pay for new pages */
+        memset(run->saver.pool, 0, run->saver.pool_bytes);
     const tr_stage_groups groups = {.tensor = run->tensor,
                                     .kv = run->kv,
                                     .data = {run->data, run->shard, run->replica},
@@ -330,6 +335,8 @@ void tr_run_close(tr_run *run)
 {
     if (run == NULL)
         return;
+    tr_run_save_wait(run);
+    tr_saver_clear(&run->saver);
     tr_feed_close(run->train_feed);
     tr_feed_close(run->valid_feed);
     tr_trace_close(&run->tracer);

@@ -6,6 +6,7 @@
 
 #include "engine/feed.h"
 #include "engine/optimizer.h"
+#include "engine/saver.h"
 #include "engine/scaler.h"
 #include "engine/trace.h"
 #include "engine/traffic.h"
@@ -50,11 +51,10 @@ struct tr_run {
     double grad_divisor; /* of the last step: tokens x scale */
     volatile sig_atomic_t stop_requested, save_requested;
     double flops_per_token, peak_flops;
-    double checkpoint_seconds; /* spent since the last step's end */
-    bool loss_known;           /* last_loss is that of step `step` */
+    tr_saver saver;
+    bool loss_known; /* last_loss is that of step `step` */
     double last_loss;
     tr_load_counts loaded; /* by the last tr_run_resume that loaded something */
-    bool save_failed;      /* the last tr_run_save saved nothing */
 };
 
 /* Integer reductions over all ranks; with one rank nothing happens. */

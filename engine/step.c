@@ -14,6 +14,7 @@ enum {
     SUM_TOKENS = SUM_LOSS + TR_FIXED_SUM_LIMBS,
     SUM_STOP,
     SUM_SAVE,
+    SUM_SAVE_READS, /* ranks whose state is still being read for a checkpoint */
     SUM_COUNT
 };
 
@@ -71,6 +72,7 @@ static double token_scale(const tr_run *run)
 /* Seconds of the group waits so far; differences make a step's. Waits are on no two groups at once. */
 typedef struct wait_marks {
     double tensor, data, pipeline, transfer, all;
+    double saving; /* since the last step's end */
 } wait_marks;
 
 static double group_wait(const tr_group *group)
@@ -96,23 +98,28 @@ static wait_marks waits_now(const tr_run *run)
         .data = data_wait(run),
         .pipeline = group_wait(run->pipeline),
         .transfer = run->pipeline != NULL ? tr_group_get_stats(run->pipeline)->transfer_seconds : 0,
-        .all = group_wait(run->all)};
+        .all = group_wait(run->all) - run->saver.group_seconds,
+        .saving = run->saver.blocked};
 }
 
-static tr_status times_reduce(tr_run *run, tr_metrics *metrics)
+/* What all ranks tell one another at a step's end. */
+enum { END_PEAK = TR_NUM_TIMES, END_SAVE, END_COUNT = END_SAVE + TR_SAVE_NOTES };
+
+static tr_status step_end(tr_run *run, tr_metrics *metrics)
 {
-    int64_t microseconds[TR_NUM_TIMES + 1];
+    int64_t microseconds[END_COUNT];
     double seconds[TR_NUM_TIMES];
     memcpy(seconds, &metrics->times, sizeof seconds);
     for (int i = 0; i < TR_NUM_TIMES; i++)
         microseconds[i] = (int64_t)(seconds[i] * 1e6);
-    microseconds[TR_NUM_TIMES] = (int64_t)metrics->memory_peak_bytes;
-    TR_TRY(tr_run_max(run, microseconds, TR_NUM_TIMES + 1));
+    microseconds[END_PEAK] = (int64_t)metrics->memory_peak_bytes;
+    tr_save_note(run, microseconds + END_SAVE);
+    TR_TRY(tr_run_max(run, microseconds, END_COUNT));
     for (int i = 0; i < TR_NUM_TIMES; i++)
         seconds[i] = (double)microseconds[i] * 1e-6;
     memcpy(&metrics->times, seconds, sizeof seconds);
-    metrics->memory_peak_bytes = (size_t)microseconds[TR_NUM_TIMES];
-    return TR_OK;
+    metrics->memory_peak_bytes = (size_t)microseconds[END_PEAK];
+    return tr_save_advance(run, microseconds + END_SAVE);
 }
 
 /* After a step that must be skipped: who saw it first, and the end when it has been too often. */
@@ -148,6 +155,7 @@ static tr_status decide_and_update(tr_run *run, double scale, tr_metrics *metric
     loss_to_limbs(run, values);
     values[SUM_STOP] = run->stop_requested;
     values[SUM_SAVE] = run->save_requested;
+    values[SUM_SAVE_READS] = !tr_save_preserve(run);
     if (values[SUM_SAVE] != 0) /* else a signal that comes in between would be lost */
         run->save_requested = 0;
     TR_TRY(tr_run_sum(run, values, SUM_COUNT));
@@ -173,6 +181,8 @@ static tr_status decide_and_update(tr_run *run, double scale, tr_metrics *metric
         double factor = 1.0, clip = run->cfg.train.clip;
         if (clip > 0 && clip / (metrics->grad_norm + 1e-6) < 1.0)
             factor = clip / (metrics->grad_norm + 1e-6);
+        if (values[SUM_SAVE_READS] > 0)
+            TR_TRY(tr_save_preserve_all(run));
         TR_TRY(tr_optimizer_update(&run->optimizer, metrics->lr, factor / run->grad_divisor));
         run->skips_in_row = 0;
     }
@@ -193,10 +203,11 @@ static void step_account(tr_run *run, double begin, wait_marks before, double fe
     times->pipeline = after.transfer - before.transfer;
     times->idle = after.pipeline - before.pipeline - times->pipeline + after.all - before.all;
     times->feed = feed_wait;
-    times->checkpoint = run->checkpoint_seconds;
-    run->checkpoint_seconds = 0;
+    times->checkpoint = after.saving;
     times->compute = metrics->step_seconds - times->tensor - times->data - times->pipeline -
-                     times->idle - times->feed;
+                     times->idle - times->feed - (after.saving - before.saving);
+    tr_save_note_step(run, metrics->step_seconds - (after.saving - before.saving));
+    run->saver.blocked = 0;
     metrics->memory_peak_bytes = 0;
     for (int c = 0; c < TR_MEM_NUM; c++)
         metrics->memory_peak_bytes += run->arenas[c].peak;
@@ -241,7 +252,7 @@ tr_status tr_run_step(tr_run *run, tr_metrics *metrics)
     if (tr_trace_is_on(&run->stage.trace))
         tr_trace_add(&run->stage.trace, TR_TRACE_STEP, 0, "step", begin)->number = (int)run->step;
     TR_TRY(tr_trace_step_end(run, &metrics->traced));
-    return times_reduce(run, metrics);
+    return step_end(run, metrics);
 }
 
 /* Global batches of one evaluation. */

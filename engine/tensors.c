@@ -117,6 +117,7 @@ tr_status tr_run_param_set(tr_run *run, int index, tr_tensor_kind kind, const fl
     if (item == NULL)
         return TR_OK;
     TR_ASSERT(kind != TR_TENSOR_GRAD);
+    tr_save_preserve_here(run);
     float *part = kind_values(run, item, kind) - (item->shard_begin - item->state_begin);
     interval_copy(item, item->state_begin, item->state_end, part, (float *)(uintptr_t)values,
                   false);

@@ -63,6 +63,7 @@ typedef struct tr_metrics {
  * not fit. Weights are initialised from train.seed; a checkpoint is loaded by tr_run_resume. */
 tr_status tr_run_open(tr_run **run, const tr_config *cfg, MPI_Comm comm,
                       const tr_run_callbacks *callbacks);
+/* Waits for a save that is under way. */
 void tr_run_close(tr_run *run);
 
 /* One optimizer step. TR_ERR_NUMERICS after train.max_skips skipped steps in a row. */
@@ -100,8 +101,12 @@ tr_status tr_run_logits(tr_run *run, const int32_t *tokens, float *values);
 /* Logits of the given row (b*T + t) of such a microbatch: values [vocab]. */
 tr_status tr_run_row_logits(tr_run *run, const int32_t *tokens, int64_t row, float *values);
 
-/* Saves the state after the last step under checkpoint.dir, or resumes as checkpoint.resume says (*resumed: whether a checkpoint was loaded). */
+/* Saves the state after the last step under checkpoint.dir: with checkpoint.async beside the next steps, whose tr_run_step sees to its end, else before returning. Waits for an
+ * earlier save that is under way. engine/checkpoint.h says what becomes of one that fails. */
 tr_status tr_run_save(tr_run *run);
+/* Waits until no save is under way. */
+tr_status tr_run_save_wait(tr_run *run);
+/* Resumes as checkpoint.resume says (*resumed: whether a checkpoint was loaded). */
 tr_status tr_run_resume(tr_run *run, bool *resumed);
 
 #endif

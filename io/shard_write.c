@@ -2,24 +2,38 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/background.h"
+#include "io/chunk_queue.h"
 #include "io/file_commit.h"
 #include "io/plane_codec.h"
 #include "io/shard_int.h"
 
+/* What the encoders of a file share. Whose chunk is next in the file has fd, offset and stream. */
 typedef struct writer {
     const char *path;
+    tr_chunk_queue *queue;
     int fd;
-    int level, chunk_bytes;
+    int level;
     int64_t offset;         /* bytes written so far */
     tr_hash_stream *stream; /* of them */
-    tr_plane_codec *codec;  /* NULL at level 0 */
-    unsigned char *stored;  /* [chunk_bytes] an encoded chunk */
     unsigned char *chunk_rows;
-    uint32_t num_chunks; /* rows so far */
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t turned; /* turn or failed changed */
+    int64_t turn;          /* chunk that is appended next */
+    bool failed;           /* some encoder's chunk is not to be had: nobody waits for a turn */
 } writer;
+
+typedef struct encoder {
+    writer *w;
+    tr_plane_codec *codec; /* NULL at level 0 */
+    float *values;         /* [chunk] a chunk taken; NULL where the queue needs no buffer */
+    unsigned char *stored; /* [chunk] an encoded chunk */
+} encoder;
 
 const char *tr_shard_kind_name(tr_shard_kind kind)
 {
@@ -35,39 +49,130 @@ static tr_status append(writer *w, const void *bytes, size_t size)
     return TR_OK;
 }
 
-static int64_t part_chunks(const tr_shard_part *part, int chunk_bytes)
+/* ---- encoders ---- */
+
+static bool all_finite(const float *values, size_t count)
 {
-    int64_t values = chunk_bytes / (int64_t)sizeof(float);
-    return (tr_box_volume(&part->box) + values - 1) / values;
+    bool finite = true;
+    for (size_t i = 0; i < count; i++)
+        finite &= (bool)isfinite(values[i]);
+    return finite;
 }
 
-static tr_status chunk_write(writer *w, const float *values, size_t num_values)
+/* Fills the chunk's row but for its place; *bytes: what is to be stored. */
+static tr_status chunk_encode(encoder *e, const tr_shard_chunk *chunk, const void **bytes,
+                              size_t *size)
 {
-    size_t raw = num_values * sizeof(float), stored = 0;
-    const void *bytes = values;
-    if (w->codec != NULL) /* must be smaller than raw: a byte less room */
-        stored = tr_plane_encode(w->codec, w->level, values, num_values, w->stored, raw - 1);
-    unsigned char *row = w->chunk_rows + (size_t)w->num_chunks++ * SHARD_CHUNK_BYTES;
+    size_t raw = chunk->num_values * sizeof(float), stored = 0;
+    const tr_shard_part *part = chunk->part;
+    if (part->name != NULL && !all_finite(chunk->values, chunk->num_values))
+        return tr_fail(TR_ERR_IO, "tensor %s (%s) holds values that are not finite", part->name,
+                       tr_shard_kind_name(part->kind));
+    if (e->codec != NULL) /* must be smaller than raw: a byte less room */
+        stored = tr_plane_encode(e->codec, e->w->level, chunk->values, chunk->num_values, e->stored,
+                                 raw - 1);
+    *bytes = stored > 0 ? (const void *)e->stored : chunk->values;
+    *size = stored > 0 ? stored : raw;
+    unsigned char *row = e->w->chunk_rows + (size_t)chunk->index * SHARD_CHUNK_BYTES;
     le_put(row + CHUNK_CODEC, stored > 0 ? TR_SHARD_CODEC_PLANES : TR_SHARD_CODEC_RAW, 4);
-    if (stored > 0)
-        bytes = w->stored;
-    else
-        stored = raw;
-    le_put(row + CHUNK_OFFSET, (uint64_t)w->offset, 8);
     le_put(row + CHUNK_RAW, raw, 4);
-    le_put(row + CHUNK_STORED, stored, 4);
-    le_put_hash(row + CHUNK_HASH, tr_hash128_compute(bytes, stored));
-    return append(w, bytes, stored);
-}
-
-static tr_status part_write(writer *w, const tr_shard_part *part)
-{
-    int64_t most = w->chunk_bytes / (int64_t)sizeof(float), volume = tr_box_volume(&part->box);
-    for (int64_t at = 0; at < volume; at += most)
-        TR_TRY(
-            chunk_write(w, part->values + at, (size_t)(volume - at < most ? volume - at : most)));
+    le_put(row + CHUNK_STORED, *size, 4);
+    le_put_hash(row + CHUNK_HASH, tr_hash128_compute(*bytes, *size));
     return TR_OK;
 }
+
+/* Until the chunk is next in the file; false when the file has failed. */
+static bool turn_await(writer *w, int64_t index)
+{
+    pthread_mutex_lock(&w->mutex);
+    while (!w->failed && w->turn != index)
+        pthread_cond_wait(&w->turned, &w->mutex);
+    bool mine = !w->failed;
+    pthread_mutex_unlock(&w->mutex);
+    return mine;
+}
+
+/* Gives the turn to the next chunk, or lets the file fail. */
+static void turn_end(writer *w, bool failed)
+{
+    pthread_mutex_lock(&w->mutex);
+    if (failed)
+        w->failed = true;
+    else
+        w->turn++;
+    pthread_cond_broadcast(&w->turned);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* TR_OK also when another encoder failed, who tells. */
+static tr_status chunks_write(void *context)
+{
+    encoder *e = context;
+    writer *w = e->w;
+    tr_shard_chunk chunk;
+    tr_status status = TR_OK;
+    while (status == TR_OK && tr_chunk_queue_take(w->queue, e->values, &chunk)) {
+        const void *bytes = NULL;
+        size_t size = 0;
+        status = chunk_encode(e, &chunk, &bytes, &size);
+        if (status == TR_OK) {
+            if (!turn_await(w, chunk.index))
+                break;
+            le_put(w->chunk_rows + (size_t)chunk.index * SHARD_CHUNK_BYTES + CHUNK_OFFSET,
+                   (uint64_t)w->offset, 8);
+            status = append(w, bytes, size);
+        }
+        turn_end(w, status != TR_OK);
+    }
+    if (status != TR_OK)
+        tr_chunk_queue_stop(w->queue);
+    return status;
+}
+
+static void encoder_init(encoder *e, writer *w)
+{
+    size_t chunk_bytes = (size_t)tr_chunk_queue_get_chunk_bytes(w->queue);
+    *e = (encoder){.w = w};
+    if (w->level > 0) {
+        e->codec = tr_plane_codec_create(chunk_bytes / sizeof(float));
+        e->stored = TR_NEW_ARRAY(unsigned char, chunk_bytes);
+    }
+    if (tr_chunk_queue_needs_buffer(w->queue))
+        e->values = TR_NEW_ARRAY(float, chunk_bytes / sizeof(float));
+}
+
+static void encoder_clear(encoder *e)
+{
+    tr_free(e->values);
+    tr_free(e->stored);
+    tr_plane_codec_destroy(e->codec);
+}
+
+/* All chunks, with this thread and num_encoders - 1 others. One that cannot be started is done without. */
+static tr_status encoders_run(writer *w, int num_encoders)
+{
+    encoder *encoders = TR_NEW_ARRAY(encoder, (size_t)num_encoders);
+    tr_background **helpers = TR_NEW_ARRAY(tr_background *, (size_t)num_encoders);
+    for (int i = 0; i < num_encoders; i++)
+        encoder_init(&encoders[i], w);
+    for (int i = 1; i < num_encoders; i++)
+        if (tr_background_start(&helpers[i], chunks_write, &encoders[i], 0) != TR_OK)
+            break;
+    tr_status status = chunks_write(&encoders[0]);
+    for (int i = 1; i < num_encoders; i++) {
+        tr_status other = tr_background_finish(helpers[i]);
+        status = status == TR_OK ? other : status;
+    }
+    for (int i = 0; i < num_encoders; i++)
+        encoder_clear(&encoders[i]);
+    tr_free(helpers);
+    tr_free(encoders);
+    if (status == TR_OK && w->turn < tr_chunk_queue_count(w->queue))
+        status = TR_STOPPED;
+    return status;
+}
+
+/* ---- the file ---- */
 
 static void box_row_fill(unsigned char *row, const tr_shard_part *part, uint32_t first_chunk,
                          uint32_t num_chunks)
@@ -84,14 +189,17 @@ static void box_row_fill(unsigned char *row, const tr_shard_part *part, uint32_t
     le_put(row + BOX_NUM_CHUNKS, num_chunks, 4);
 }
 
-static tr_status file_write(writer *w, const tr_shard_part *parts, int num_parts,
-                            unsigned char *box_rows, tr_shard_summary *summary)
+/* Header, chunks, tables and trailer. box_rows: [parts]. */
+static tr_status file_write(writer *w, int num_encoders, unsigned char *box_rows,
+                            tr_shard_summary *summary)
 {
     unsigned char header[SHARD_HEADER_BYTES] = {0}, trailer[SHARD_TRAILER_BYTES] = {0};
     uint64_t num_chunks = 0, raw_bytes = 0;
+    int num_parts;
+    const tr_shard_part *parts = tr_chunk_queue_get_parts(w->queue, &num_parts);
+    TR_ASSERT(tr_chunk_queue_count(w->queue) <= UINT32_MAX);
     for (int i = 0; i < num_parts; i++) {
-        uint64_t chunks = (uint64_t)part_chunks(&parts[i], w->chunk_bytes);
-        TR_ASSERT(chunks > 0 && num_chunks + chunks <= UINT32_MAX);
+        uint64_t chunks = (uint64_t)tr_chunk_queue_count_part(w->queue, &parts[i]);
         box_row_fill(box_rows + (size_t)i * SHARD_BOX_BYTES, &parts[i], (uint32_t)num_chunks,
                      (uint32_t)chunks);
         num_chunks += chunks;
@@ -101,11 +209,9 @@ static tr_status file_write(writer *w, const tr_shard_part *parts, int num_parts
     le_put(header + HEADER_VERSION, SHARD_VERSION, 4);
     le_put(header + HEADER_NUM_BOXES, (uint64_t)num_parts, 4);
     le_put(header + HEADER_NUM_CHUNKS, num_chunks, 4);
-    le_put(header + HEADER_CHUNK_BYTES, (uint64_t)w->chunk_bytes, 4);
-    w->chunk_rows = TR_NEW_ARRAY(unsigned char, (size_t)num_chunks *SHARD_CHUNK_BYTES + 1);
+    le_put(header + HEADER_CHUNK_BYTES, (uint64_t)tr_chunk_queue_get_chunk_bytes(w->queue), 4);
     TR_TRY(append(w, header, sizeof header));
-    for (int i = 0; i < num_parts; i++)
-        TR_TRY(part_write(w, &parts[i]));
+    TR_TRY(encoders_run(w, num_encoders));
 
     size_t box_bytes = (size_t)num_parts * SHARD_BOX_BYTES;
     size_t chunk_bytes = (size_t)num_chunks * SHARD_CHUNK_BYTES;
@@ -145,28 +251,41 @@ static tr_status file_close(writer *w, tr_status status)
     return status;
 }
 
-tr_status tr_shard_write(const char *path, const tr_shard_part *parts, int num_parts, int level,
-                         int chunk_bytes, tr_shard_summary *summary)
+tr_status tr_shard_write_queue(const char *path, tr_chunk_queue *queue, int level, int num_encoders,
+                               tr_shard_summary *summary)
 {
-    TR_ASSERT(chunk_bytes > 0 && chunk_bytes % 4 == 0 && chunk_bytes <= TR_SHARD_CHUNK_MOST);
-    writer w = {.path = path, .level = level, .chunk_bytes = chunk_bytes};
+    writer w = {.path = path, .queue = queue, .level = level};
+    int num_parts;
+    tr_chunk_queue_get_parts(queue, &num_parts);
     w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (w.fd < 0)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", path);
+    if (num_encoders > tr_chunk_queue_count(queue))
+        num_encoders = (int)tr_chunk_queue_count(queue);
+    num_encoders = num_encoders > 0 ? num_encoders : 1;
     w.stream = tr_hash_stream_create();
-    if (level > 0) {
-        w.codec = tr_plane_codec_create((size_t)chunk_bytes / sizeof(float));
-        w.stored = TR_NEW_ARRAY(unsigned char, (size_t)chunk_bytes);
-    }
+    w.chunk_rows =
+        TR_NEW_ARRAY(unsigned char, (size_t)tr_chunk_queue_count(queue) * SHARD_CHUNK_BYTES + 1);
+    pthread_mutex_init(&w.mutex, NULL);
+    pthread_cond_init(&w.turned, NULL);
     unsigned char *box_rows = TR_NEW_ARRAY(unsigned char, (size_t)num_parts *SHARD_BOX_BYTES + 1);
     tr_shard_summary result = {0};
-    tr_status status = file_close(&w, file_write(&w, parts, num_parts, box_rows, &result));
+    tr_status status = file_close(&w, file_write(&w, num_encoders, box_rows, &result));
     if (status == TR_OK)
         *summary = result;
     tr_free(box_rows);
+    pthread_cond_destroy(&w.turned);
+    pthread_mutex_destroy(&w.mutex);
     tr_free(w.chunk_rows);
-    tr_free(w.stored);
-    tr_plane_codec_destroy(w.codec);
     tr_hash_stream_destroy(w.stream);
+    return status;
+}
+
+tr_status tr_shard_write(const char *path, const tr_shard_part *parts, int num_parts, int level,
+                         int chunk_bytes, tr_shard_summary *summary)
+{
+    tr_chunk_queue *queue = tr_chunk_queue_create(parts, num_parts, chunk_bytes);
+    tr_status status = tr_shard_write_queue(path, queue, level, 1, summary);
+    tr_chunk_queue_destroy(queue);
     return status;
 }

@@ -29,6 +29,7 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_job_check(&job, tr_cli_words(argc, argv, 1, -1)));
     TR_TRY(tr_job_read(&job, argc, argv, false));
     TR_TRY(tr_job_override(&job, "checkpoint.weights_only=true"));
+    TR_TRY(tr_job_override(&job, "checkpoint.every=0")); /* nothing is saved */
     TR_TRY(tr_job_resolve(&job));
     TR_TRY(tr_job_check(&job, data_check(&job.cfg)));
     TR_JOB_TRY(&job, tr_run_open(&job.run, &job.cfg, MPI_COMM_WORLD, NULL));

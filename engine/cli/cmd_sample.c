@@ -155,7 +155,8 @@ static tr_status batch_shrink(tr_job *job)
         TR_TRY(tr_job_override(job, "parallel.sequence=false"));
     /* Takes any number of chunks with one microbatch. */
     TR_TRY(tr_job_override(job, "parallel.schedule=gpipe"));
-    job->cfg.train.reduction_leaves = 0; /* nothing is reduced */
+    job->cfg.train.reduction_leaves = 0;                /* nothing is reduced */
+    TR_TRY(tr_job_override(job, "checkpoint.every=0")); /* and nothing saved */
     return tr_job_override(job, "checkpoint.weights_only=true");
 }
 

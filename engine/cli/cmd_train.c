@@ -75,12 +75,29 @@ static bool is_due(int64_t every, int64_t step, int64_t last)
 static void save(tr_job *job, bool last)
 {
     TR_JOB_TRY(job, tr_run_save(job->run));
-    if (last && tr_run_save_failed(job->run))
+    if (!last)
+        return;
+    TR_JOB_TRY(job, tr_run_save_wait(job->run));
+    if (tr_run_save_failed(job->run))
         TR_JOB_TRY(job, tr_fail(TR_ERR_IO,
                                 "the state after step %lld, the job's last, is not saved, see the "
                                 "warning above; what %s holds is older",
                                 (long long)tr_run_steps_done(job->run),
                                 tr_run_config(job->run)->checkpoint.dir));
+}
+
+/* Numbers that went wrong end the run; a checkpoint that is being written then is of a healthy state, and the last one of it. */
+static tr_status step(tr_job *job, tr_metrics *metrics)
+{
+    tr_status status = tr_run_step(job->run, metrics);
+    if (status != TR_ERR_NUMERICS)
+        return status;
+    char *message = tr_strdup(tr_error_message());
+    status = tr_run_save_wait(job->run);
+    if (status == TR_OK)
+        status = tr_fail(TR_ERR_NUMERICS, "%s", message);
+    tr_free(message);
+    return status;
 }
 
 /* The loop. *stopped: ended on request. */
@@ -93,7 +110,7 @@ static void train(tr_job *job, tr_train_report *report, bool *stopped)
         double valid_loss;
         if (job->rank == 0)
             control_files_look(cfg, job->run);
-        TR_JOB_TRY(job, tr_run_step(job->run, &metrics));
+        TR_JOB_TRY(job, step(job, &metrics));
         *stopped = metrics.stop_requested;
         bool evaluate = cfg->data.valid != NULL &&
                         is_due(cfg->train.eval_every, metrics.step, cfg->train.steps);
@@ -105,6 +122,7 @@ static void train(tr_job *job, tr_train_report *report, bool *stopped)
             is_due(cfg->checkpoint.every, metrics.step, cfg->train.steps))
             save(job, *stopped || metrics.step == cfg->train.steps);
     }
+    TR_JOB_TRY(job, tr_run_save_wait(job->run));
 }
 
 static tr_status run(int argc, char **argv)

@@ -202,6 +202,7 @@ static tr_status run(int argc, char **argv)
             argv[kept++] = argv[i];
     }
     TR_TRY(tr_job_read(&job, kept, argv, true));
+    TR_TRY(tr_job_override(&job, "checkpoint.every=0")); /* nothing is saved */
     tr_config *cfgs = TR_NEW_ARRAY(tr_config, (size_t)num_layouts + 1);
     tr_status status = layouts_resolve(&job, layouts, num_layouts, cfgs);
     if (status == TR_OK && num_layouts == 0)

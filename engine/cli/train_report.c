@@ -118,9 +118,10 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
     for (int c = 0; c < TR_MEM_NUM; c++)
         total += bytes[c];
     tr_log_info("memory of rank 0: %zu bytes (parameters %zu, gradients %zu, optimizer %zu, "
-                "activations %zu, communication %zu, workspace %zu)",
+                "activations %zu, communication %zu, workspace %zu, snapshot %zu)",
                 total, bytes[TR_MEM_PARAMETERS], bytes[TR_MEM_GRADIENTS], bytes[TR_MEM_OPTIMIZER],
-                bytes[TR_MEM_ACTIVATIONS], bytes[TR_MEM_COMMUNICATION], bytes[TR_MEM_WORKSPACE]);
+                bytes[TR_MEM_ACTIVATIONS], bytes[TR_MEM_COMMUNICATION], bytes[TR_MEM_WORKSPACE],
+                bytes[TR_MEM_SNAPSHOT]);
 }
 
 /* What is kept of the run, said before it costs hours. */

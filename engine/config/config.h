@@ -138,7 +138,9 @@ typedef struct tr_config {
         char *dir;     /* NULL until resolved = run.dir/checkpoints */
         int64_t every; /* steps, 0 = only on request; else also after the last step */
         int64_t keep;  /* newest checkpoints that stay, 0 = all */
-        bool async_;   /* always false in this version */
+        bool async_;   /* written beside the next steps */
+        int64_t
+            snapshot_mb; /* 1e6 bytes of a rank for copies of what is not yet written when an update is due */
         int64_t level; /* zstd level 1..19, 0 = no compression */
         char *resume;  /* "auto", "none" or a path */
         bool weights_only;

@@ -499,9 +499,19 @@ const tr_setting tr_settings[] = {
     {.name = "checkpoint.async",
      LAYOUT,
      AT(checkpoint, async_),
-     .initial = "false",
-     ONLY_FALSE,
-     .meaning = "write in the background; this version writes between steps"},
+     .initial = "true",
+     BOOL,
+     .meaning = "write in the background, beside the next steps; false = before the next step"},
+    {.name = "checkpoint.snapshot_mb",
+     LAYOUT,
+     AT(checkpoint, snapshot_mb),
+     .initial = "1024",
+     INT(0, 1e9),
+     .unit = "MB (1e6 bytes)",
+     .meaning =
+         "most memory of a rank for copies of what is not yet written when an update is due; "
+         "with checkpoint.every and async taken at start, never more than the rank's share of the "
+         "state"},
     {.name = "checkpoint.level",
      LAYOUT,
      AT(checkpoint, level),
@@ -579,8 +589,7 @@ const tr_setting tr_settings[] = {
 const size_t tr_num_settings = sizeof tr_settings / sizeof *tr_settings;
 
 const char *const tr_settings_later[] = {
-    "model.rope_scaling",     "parallel.context", "parallel.expert",
-    "checkpoint.snapshot_mb", "log.tensorboard",  NULL,
+    "model.rope_scaling", "parallel.context", "parallel.expert", "log.tensorboard", NULL,
 };
 
 _Static_assert(sizeof(tr_preset) == sizeof(int) && sizeof(tr_dtype) == sizeof(int),

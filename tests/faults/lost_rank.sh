@@ -4,7 +4,7 @@
 . tests/faults/run_tools.sh
 data text 40
 config=configs/tiny-l.yaml
-common="data.train=$scratch/text model.layers=2 train.global_batch=8 train.steps=1000 log.every=1000 device.threads=1 checkpoint.every=5 run.dir=$scratch/run"
+common="data.train=$scratch/text model.layers=2 train.global_batch=8 train.steps=1000 log.every=1000 device.threads=1 checkpoint.every=5 checkpoint.async=false run.dir=$scratch/run"
 per_step=1024 # calls of logf of one rank: 2 layers x 4 heads x 32 rows x 4 microbatches of data 2; less with tensor 2
 
 # dies HOW CALL NUMBER WORD...: rank 1 of 4 in that way, at that call, after the checkpoint of step 5 and before long.
@@ -31,8 +31,10 @@ dies kill MPI_Isend 700 parallel.data=2 parallel.tensor=2 parallel.inside=mpi # 
 dies exit MPI_Isend 250 parallel.data=4 parallel.inside=mpi
 dies segv MPI_Isend 400 parallel.pipeline=4 parallel.inside=mpi model.layers=4 # to the next stage
 for how in kill segv exit; do
-    dies $how fsync 2 parallel.data=4
-    equal "$what: steps saved" "$(ls "$scratch/run/checkpoints" | grep -c '^step-[0-9]*$')" 1
+    for async in false true; do # between the steps, and on the writer's thread
+        dies $how fsync 2 parallel.data=4 checkpoint.async=$async
+        equal "$what: steps saved" "$(ls "$scratch/run/checkpoints" | grep -c '^step-[0-9]*$')" 1
+    done
 done
 
 # What was left behind does not trouble the next start: it takes the whole checkpoint and says what it ignores.

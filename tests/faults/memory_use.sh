@@ -9,7 +9,7 @@ common="data.train=$scratch/text"
 
 # Of the last plan: the largest rank's total; rank 0's total and categories, in the order in which a run prints them.
 largest() { sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/plan"; }
-of_rank_0() { awk '$1 ~ /^0(-[0-9]+)?$/ { print $NF, $2, $3, $4, $5, $6, $7; exit }' "$scratch/plan"; }
+of_rank_0() { awk '$1 ~ /^0(-[0-9]+)?$/ { print $NF, $2, $3, $4, $5, $6, $7, $8; exit }' "$scratch/plan"; }
 
 # To the byte, over layouts and precisions.
 number=0
@@ -24,7 +24,7 @@ while read -r ranks words; do
     job "$ranks" train $config train.steps=2 "run.dir=$scratch/plan$number" $words
     expect 0
     equal "$what: largest rank" "$(metric plan$number memory_peak_bytes 2)" "$(largest)"
-    equal "$what: rank 0" "$(sed -n 's/^memory of rank 0: //p' "$scratch/plan$number/log.txt" | grep -o '[0-9]\+ *' | tail -7 | tr -d ' ' | head -7 | tr '\n' ' ')" \
+    equal "$what: rank 0" "$(sed -n 's/^memory of rank 0: //p' "$scratch/plan$number/log.txt" | grep -o '[0-9]\+ *' | tail -8 | tr -d ' ' | tr '\n' ' ')" \
         "$(of_rank_0) "
 done <<'END'
 1
@@ -37,6 +37,10 @@ done <<'END'
 8 parallel.tensor=2 parallel.pipeline=2 memory.recompute=full train.precision=fp16
 4 parallel.zero=3
 8 parallel.zero=3 parallel.pipeline=2 parallel.shard_ranks=2 model.tied=true train.precision=bf16
+1 checkpoint.every=2
+4 parallel.tensor=2 checkpoint.every=2
+8 parallel.tensor=2 parallel.pipeline=2 parallel.zero=2 checkpoint.every=2 train.optimizer=sgd
+2 checkpoint.every=1 checkpoint.snapshot_mb=1
 END
 
 # A model large enough to see in the process: its peak minus that of a tiny one is the plan, within 5 % and 64 MiB.

@@ -32,6 +32,7 @@ static void save(fx_run *fx)
     if (fx->run == NULL)
         return;
     fx_need(fx->job, tr_run_save(fx->run));
+    fx_need(fx->job, tr_run_save_wait(fx->run));
     fx_check(fx->job, !tr_run_save_failed(fx->run), "a save failed");
 }
 

@@ -49,6 +49,7 @@ static void save(fx_run *fx)
     if (fx->run == NULL)
         return;
     fx_need(fx->job, tr_run_save(fx->run));
+    fx_need(fx->job, tr_run_save_wait(fx->run));
     fx_check(fx->job, !tr_run_save_failed(fx->run), "a save failed");
 }
 
@@ -362,6 +363,7 @@ static void test_disk_full(fx_job *job)
         if (job->rank == culprit)
             files_limit(20000);
         fx_need(job, tr_run_save(fx.run));
+        fx_need(job, tr_run_save_wait(fx.run));
         files_limit(RLIM_INFINITY);
         fx_check(job, tr_run_save_failed(fx.run), "rank %d could not write, and nobody knows",
                  culprit);
@@ -397,6 +399,7 @@ static void test_not_finite(fx_job *job)
         fx_need(job, tr_run_param_set(fx.run, 0, TR_TENSOR_MASTER, values));
         tr_free(values);
         fx_need(job, tr_run_save(fx.run));
+        fx_need(job, tr_run_save_wait(fx.run));
         fx_check(job, tr_run_save_failed(fx.run), "NaN was saved");
     }
     fx_close(&fx);

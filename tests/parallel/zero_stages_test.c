@@ -184,6 +184,7 @@ static void stored_once(fx_job *job, const char *model, int zero)
         copy += 3.0 * sizeof(float) * (double)(shape[0] * shape[1]); /* master and two moments */
     }
     fx_need(job, tr_run_save(fx.run));
+    fx_need(job, tr_run_save_wait(fx.run));
     sum = job->rank == 0 ? (double)file_bytes(name, "manifest.json") : 0;
     for (int r = 0; r < 8 && job->rank == 0; r++) {
         char file[32];

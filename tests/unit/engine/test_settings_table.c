@@ -100,7 +100,7 @@ static void test_defaults(void **state)
         {"parallel.bucket_mb", "32"},  {"parallel.timeout_s", "600"},
         {"memory.recompute", "none"},  {"memory.limit_gb", "device"},
         {"checkpoint.keep", "3"},      {"checkpoint.level", "1"},
-        {"checkpoint.resume", "auto"}, {"checkpoint.async", "false"},
+        {"checkpoint.resume", "auto"}, {"checkpoint.async", "true"},
         {"device.threads", "auto"},    {"data.valid", "none"},
     };
     tr_config cfg;

@@ -66,10 +66,11 @@ static int rank_parts(int rank, fixture_fault fault, tr_shard_part *parts)
         for (int p = 0; p < num_pieces; p++)
             parts[num_parts++] =
                 (tr_shard_part){0, (tr_shard_kind)kind, pieces[p],
-                                box_values(0, (tr_shard_kind)kind, &pieces[p], fault)};
+                                box_values(0, (tr_shard_kind)kind, &pieces[p], fault), NULL};
         tr_box quarter = tr_box_1d(rank * 33, rank == 3 ? FIXTURE_VECTOR - 99 : 33);
-        parts[num_parts++] = (tr_shard_part){1, (tr_shard_kind)kind, quarter,
-                                             box_values(1, (tr_shard_kind)kind, &quarter, fault)};
+        parts[num_parts++] =
+            (tr_shard_part){1, (tr_shard_kind)kind, quarter,
+                            box_values(1, (tr_shard_kind)kind, &quarter, fault), NULL};
     }
     return num_parts;
 }

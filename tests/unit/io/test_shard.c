@@ -43,7 +43,7 @@ static void fill(float *values, int64_t count, int sort)
 static int parts_make(tr_shard_part *parts, int num_parts)
 {
     for (int i = 0; i < num_parts; i++) {
-        parts[i].tensor = i;
+        parts[i] = (tr_shard_part){.tensor = i};
         parts[i].kind = (tr_shard_kind)(i % 3);
         parts[i].box = i % 2 == 0 ? tr_box_1d(random_bits() % 100, 1 + random_bits() % 300)
                                   : tr_box_2d(random_bits() % 9, 1 + random_bits() % 20,
@@ -156,7 +156,7 @@ static int64_t stored_bytes(int sort, int level)
 {
     enum { COUNT = 100000 };
     static float values[COUNT];
-    tr_shard_part part = {0, TR_SHARD_MASTER, tr_box_1d(0, COUNT), values};
+    tr_shard_part part = {0, TR_SHARD_MASTER, tr_box_1d(0, COUNT), values, NULL};
     tr_shard_summary summary;
     fill(values, COUNT, sort);
     assert_int_equal(tr_shard_write(scratch_path("shard-00001.bin"), &part, 1, level,
@@ -325,7 +325,7 @@ static void test_a_failed_write_leaves_no_file(void **state)
 {
     (void)state;
     static float values[5000];
-    tr_shard_part part = {0, TR_SHARD_MASTER, tr_box_1d(0, 5000), values};
+    tr_shard_part part = {0, TR_SHARD_MASTER, tr_box_1d(0, 5000), values, NULL};
     tr_shard_summary summary;
     struct rlimit before, small = {10000, RLIM_INFINITY};
     const char *path = scratch_path("shard-00002.bin");
