@@ -6,7 +6,6 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
-#include "io/dir_commit.h"
 #include "kernels/device.h"
 
 /* What a rank tells rank 0 about its file, as integers that are summed over ranks with zeros. */
@@ -29,7 +28,7 @@ static tr_manifest_param *params_list(const tr_param_table *table)
 void tr_commit_init(tr_commit *commit, const tr_run *run)
 {
     *commit = (tr_commit){.dir = run->cfg.checkpoint.dir,
-                          .keep = run->cfg.checkpoint.keep,
+                          .keep = {run->cfg.checkpoint.keep, run->cfg.checkpoint.keep_every},
                           .num_ranks = (int)run->cfg.derived.num_ranks};
     tr_manifest *manifest = &commit->manifest;
     manifest->step = run->step;
@@ -96,7 +95,7 @@ tr_status tr_commit_work(void *context)
     tr_free(folder);
     TR_TRY(status);
     TR_TRY(tr_dir_commit_finish(commit->dir, step));
-    if (tr_dir_prune(commit->dir, commit->keep, step) != TR_OK)
+    if (tr_dir_prune(commit->dir, &commit->keep, step) != TR_OK)
         tr_log_warning("%s", tr_error_message());
     return TR_OK;
 }

@@ -4,6 +4,7 @@
 #define TR_ENGINE_CHECKPOINT_INT_H
 
 #include "engine/run_int.h"
+#include "io/dir_commit.h"
 #include "io/manifest.h"
 #include "io/shard_write.h"
 
@@ -27,7 +28,7 @@ tr_shard_part *tr_checkpoint_parts(const tr_run *run, int *num_parts);
 /* The manifest of a save and its way to the disk. What it says is the run's when it was made. */
 typedef struct tr_commit {
     const char *dir; /* the run's */
-    int64_t keep;
+    tr_dir_retention keep;
     int num_ranks;
     tr_manifest manifest; /* whole on rank 0; elsewhere only the step, and the files */
     int64_t bytes;        /* of all files */

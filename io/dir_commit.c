@@ -273,35 +273,73 @@ bool tr_dir_latest_read(const char *dir, int64_t *step)
     return tr_step_from_name(text, step);
 }
 
-/* True when the entry's turn to go has come: what an abandoned continuation left goes first. */
-static bool is_spare(const tr_step_entry *entry, int64_t newest, bool abandoned)
+/* ---- making room ---- */
+
+/* As far as names and sizes tell: the manifest has its own hash, every file is there and as long as it says. */
+static bool is_whole(const char *dir, int64_t step)
 {
-    return !entry->is_temp && entry->has_manifest &&
-           (abandoned ? entry->step > newest : entry->step < newest);
+    char *path = tr_step_path(dir, step), *file = tr_format("%s/" TR_MANIFEST_FILE_NAME, path);
+    tr_manifest manifest;
+    struct stat about;
+    bool whole = tr_manifest_read(file, &manifest) == TR_OK;
+    tr_free(file);
+    if (whole) {
+        for (int i = 0; i < manifest.num_files && whole; i++) {
+            file = tr_format("%s/%s", path, manifest.files[i].name);
+            whole = stat(file, &about) == 0 && about.st_size == manifest.files[i].bytes;
+            tr_free(file);
+        }
+        tr_manifest_clear(&manifest);
+    }
+    tr_free(path);
+    return whole;
 }
 
-tr_status tr_dir_prune(const char *dir, int64_t keep, int64_t newest)
+/* Which steps go, the one that is missed least last; how many. */
+static int spare_find(const tr_step_list *list, const char *dir, const tr_dir_retention *keep,
+                      int64_t newest, int64_t *spare)
+{
+    int64_t whole = 0;
+    int count = 0;
+    for (int pass = 0; pass < 2; pass++) /* up to the newest, then what lies beyond it */
+        for (int i = list->num_entries - 1; i >= 0; i--) {
+            const tr_step_entry *entry = &list->entries[i];
+            if (entry->is_temp || !entry->has_manifest || (entry->step > newest) != (pass == 1))
+                continue;
+            if (whole < keep->last)
+                whole += is_whole(dir, entry->step);
+            else if (keep->every == 0 || entry->step % keep->every != 0)
+                spare[count++] = entry->step;
+        }
+    return count;
+}
+
+static tr_status temps_remove(const tr_step_list *list, const char *dir)
+{
+    tr_status first = TR_OK;
+    for (int i = 0; i < list->num_entries; i++)
+        if (list->entries[i].is_temp) {
+            char *temp = tr_step_temp_path(dir, list->entries[i].step);
+            tr_status status = temp_remove(temp);
+            tr_free(temp);
+            first = first == TR_OK ? status : first;
+        }
+    return first;
+}
+
+tr_status tr_dir_prune(const char *dir, const tr_dir_retention *keep, int64_t newest)
 {
     tr_step_list list;
-    tr_status first = TR_OK;
-    int64_t count = 0;
     TR_TRY(tr_step_list_read(&list, dir));
-    for (int i = 0; i < list.num_entries; i++) {
-        count += !list.entries[i].is_temp && list.entries[i].has_manifest;
-        if (!list.entries[i].is_temp)
-            continue;
-        char *temp = tr_step_temp_path(dir, list.entries[i].step);
-        tr_status status = temp_remove(temp);
-        tr_free(temp);
-        first = first == TR_OK ? status : first;
+    tr_status first = temps_remove(&list, dir);
+    if (keep->last > 0) {
+        int64_t *spare = TR_NEW_ARRAY(int64_t, (size_t)list.num_entries + 1);
+        for (int i = spare_find(&list, dir, keep, newest, spare) - 1; i >= 0; i--) {
+            tr_status status = step_remove(dir, spare[i]);
+            first = first == TR_OK ? status : first;
+        }
+        tr_free(spare);
     }
-    for (int pass = 0; pass < 2; pass++)
-        for (int i = 0; i < list.num_entries && keep > 0 && count > keep; i++)
-            if (is_spare(&list.entries[i], newest, pass == 0)) {
-                tr_status status = step_remove(dir, list.entries[i].step);
-                first = first == TR_OK ? status : first;
-                count--;
-            }
     tr_step_list_clear(&list);
     return first;
 }

@@ -54,12 +54,17 @@ void tr_step_list_clear(tr_step_list *list);
 /* The step that `latest` names; false when there is no such file or no such name in it. */
 bool tr_dir_latest_read(const char *dir, int64_t *step);
 
-/* Removes checkpoints until `keep` are left (0: none is removed), never that of `newest`, which was
- * just written: first those of higher steps, which a run that went back or began anew has left
- * behind, then those of lower ones, each from the lowest up; and temporary folders that nobody
- * writes any more. A folder
- * with a file in it that is not ours stays. TR_ERR_IO for the first that could not be removed; the
- * others are tried. */
-tr_status tr_dir_prune(const char *dir, int64_t keep, int64_t newest);
+/* Which checkpoints stay when room is made. */
+typedef struct tr_dir_retention {
+    int64_t last;  /* that many; 0: all */
+    int64_t every; /* and those whose steps are multiples of it; 0: no more */
+} tr_dir_retention;
+
+/* Removes what need not stay, never the checkpoint of `newest`, which was just written. The last ones are `newest`, those of lower
+ * steps from the highest down, then those of higher steps, which a run that went back or began anew has left behind.
+ * One that is not whole, by its manifest and the sizes of its files, takes no other's place: as many whole ones stay.
+ * What is missed least goes first. Temporary folders, which nobody writes any more, go too. A folder with a file in it that is not ours
+ * stays. TR_ERR_IO for the first that could not be removed; the others are tried. */
+tr_status tr_dir_prune(const char *dir, const tr_dir_retention *keep, int64_t newest);
 
 #endif

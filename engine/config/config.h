@@ -135,14 +135,14 @@ typedef struct tr_config {
         double limit_gb; /* per rank, in 1e9 bytes; 0 = what the device has */
     } memory;
     struct {
-        char *dir;     /* NULL until resolved = run.dir/checkpoints */
-        int64_t every; /* steps, 0 = only on request; else also after the last step */
-        int64_t keep;  /* newest checkpoints that stay, 0 = all */
-        bool async_;   /* written beside the next steps */
-        int64_t
-            snapshot_mb; /* 1e6 bytes of a rank for copies of what is not yet written when an update is due */
-        int64_t level; /* zstd level 1..19, 0 = no compression */
-        char *resume;  /* "auto", "none" or a path */
+        char *dir;           /* NULL until resolved = run.dir/checkpoints */
+        int64_t every;       /* steps, 0 = only on request; else also after the last step */
+        int64_t keep;        /* newest checkpoints that stay, 0 = all */
+        int64_t keep_every;  /* steps; their multiples stay for good, 0 = none */
+        bool async_;         /* written beside the next steps */
+        int64_t snapshot_mb; /* 1e6 bytes of a rank for copies of what an update would change */
+        int64_t level;       /* zstd level 1..19, 0 = no compression */
+        char *resume;        /* "auto", "none" or a path */
         bool weights_only;
     } checkpoint;
     struct {

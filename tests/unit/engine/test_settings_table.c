@@ -99,6 +99,7 @@ static void test_defaults(void **state)
         {"parallel.zero", "1"},        {"parallel.sequence", "true"},
         {"parallel.bucket_mb", "32"},  {"parallel.timeout_s", "600"},
         {"memory.recompute", "none"},  {"memory.limit_gb", "device"},
+        {"checkpoint.every", "0"},     {"checkpoint.keep_every", "0"},
         {"checkpoint.keep", "3"},      {"checkpoint.level", "1"},
         {"checkpoint.resume", "auto"}, {"checkpoint.async", "true"},
         {"device.threads", "auto"},    {"data.valid", "none"},

@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "io/dir_commit.h"
+#include "io/manifest.h"
 #include "tests/unit/io/checkpoint_fixture.h"
 #include "tests/unit/io/io_scratch.h"
 
@@ -46,6 +47,25 @@ static void file_make(const char *path, const char *text)
     scratch_write(path, text, strlen(text));
 }
 
+/* Of one tensor and one file. */
+static void manifest_make(const char *path, int64_t step, const char *text)
+{
+    static char numerics[] = "cpu test", config[] = "train:\n  steps: 10\n";
+    tr_manifest_param param = {"a.weight", 1, {3, 1}, -1};
+    tr_manifest_file file = {.bytes = (int64_t)strlen(text)};
+    tr_manifest_file_name(0, file.name);
+    const tr_manifest manifest = {.step = step,
+                                  .scale = 1,
+                                  .numerics = numerics,
+                                  .config = config,
+                                  .kinds = {true, false, false},
+                                  .params = &param,
+                                  .num_params = 1,
+                                  .files = &file,
+                                  .num_files = 1};
+    assert_int_equal(tr_manifest_write(path, &manifest), TR_OK);
+}
+
 /* A checkpoint with `text` in its shard; finished or left as a killed run would. */
 static void save(int64_t step, const char *text, bool finish)
 {
@@ -54,9 +74,15 @@ static void save(int64_t step, const char *text, bool finish)
     snprintf(name, sizeof name, "step-%08d.tmp/shard-00000.bin", (int)step);
     file_make(in_dir(name), text);
     snprintf(name, sizeof name, "step-%08d.tmp/manifest.json", (int)step);
-    file_make(in_dir(name), "{}\n");
+    manifest_make(in_dir(name), step, text);
     if (finish)
         assert_int_equal(tr_dir_commit_finish(dir, step), TR_OK);
+}
+
+static void prune(int64_t last, int64_t every, int64_t newest)
+{
+    const tr_dir_retention keep = {last, every};
+    assert_int_equal(tr_dir_prune(dir, &keep, newest), TR_OK);
 }
 
 static void expect_steps(const char *expected)
@@ -153,20 +179,59 @@ static void test_room_is_made_in_numeric_order(void **state)
     for (int step = 8; step <= 11; step++)
         save(step, "x", true);
     expect_steps("3 4 8 9 10 11");
-    assert_int_equal(tr_dir_prune(dir, 0, 11), TR_OK);
+    prune(0, 0, 11);
     expect_steps("3 4 8 9 10 11");
-    assert_int_equal(tr_dir_prune(dir, 2, 11), TR_OK);
+    prune(2, 0, 11);
     expect_steps("10 11");
     /* After a step back the newest is not the highest number: it stays. */
     save(5, "x", true);
-    assert_int_equal(tr_dir_prune(dir, 2, 5), TR_OK);
+    prune(2, 0, 5);
     expect_steps("5 11");
     /* What it has left behind makes room before what it wrote since. */
     save(6, "x", true);
-    assert_int_equal(tr_dir_prune(dir, 2, 6), TR_OK);
+    prune(2, 0, 6);
     expect_steps("5 6");
-    assert_int_equal(tr_dir_prune(dir, 1, 5), TR_OK);
+    prune(1, 0, 5);
     expect_steps("5");
+    save(11, "x", true);
+}
+
+static void test_multiples_stay_beside_the_last_ones(void **state)
+{
+    (void)state;
+    prune(1, 0, 11);
+    for (int step = 95; step <= 121; step++)
+        save(step, "x", true);
+    prune(2, 10, 121);
+    expect_steps("100 110 120 121");
+    prune(2, 11, 121); /* the two last ones are no less so for being multiples */
+    expect_steps("110 120 121");
+    /* What a run that began anew has left behind stays where it is a multiple. */
+    save(5, "x", true);
+    save(6, "x", true);
+    prune(1, 60, 6);
+    expect_steps("6 120");
+    prune(1, 0, 6);
+    expect_steps("6");
+}
+
+static void test_damaged_ones_push_out_no_good_one(void **state)
+{
+    (void)state;
+    for (int step = 21; step <= 26; step++)
+        save(step, "x", true);
+    file_make(in_dir("step-00000026/shard-00000.bin"), "longer");
+    unlink(in_dir("step-00000025/shard-00000.bin"));
+    file_make(in_dir("step-00000024/manifest.json"), "{}\n");
+    prune(2, 0, 26);
+    expect_steps("22 23 24 25 26");
+    prune(1, 0, 26);
+    expect_steps("23 24 25 26");
+    save(27, "x", true);
+    prune(1, 0, 27);
+    expect_steps("27");
+    save(5, "x", true);
+    prune(1, 0, 5);
     save(11, "x", true);
 }
 
@@ -184,7 +249,7 @@ static void test_foreign_entries_stay(void **state)
     save(12, "x", true);
     file_make(in_dir("step-00000011/notes.txt"), "mine");
     expect_steps("2- 5 11 12 20t");
-    assert_int_equal(tr_dir_prune(dir, 1, 12), TR_OK);
+    prune(1, 0, 12);
     expect_steps("2- 11 12");
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
         assert_true(scratch_exists(in_dir(folders[i])));
@@ -211,6 +276,8 @@ int main(void)
         cmocka_unit_test(test_a_checkpoint_appears_whole),
         cmocka_unit_test(test_latest_with_another_text_is_no_name),
         cmocka_unit_test(test_room_is_made_in_numeric_order),
+        cmocka_unit_test(test_multiples_stay_beside_the_last_ones),
+        cmocka_unit_test(test_damaged_ones_push_out_no_good_one),
         cmocka_unit_test(test_foreign_entries_stay),
         cmocka_unit_test(test_a_folder_that_cannot_be_made_is_named),
     };
