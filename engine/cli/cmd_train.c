@@ -1,8 +1,12 @@
 /* trine train: the main job. Steps, evaluations and saves until train.steps, or until asked to stop. */
 #include "engine/cli/cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -125,6 +129,53 @@ static void train(tr_job *job, tr_train_report *report, bool *stopped)
     TR_JOB_TRY(job, tr_run_save_wait(job->run));
 }
 
+/* ---- the folder of checkpoints ---- */
+
+static tr_status probe_make(const char *probe)
+{
+    int file = open(probe, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "checkpoint.dir: cannot write %s", probe);
+    close(file);
+    return TR_OK;
+}
+
+static tr_status probe_see(const tr_job *job, const char *probe)
+{
+    const char *dir = job->cfg.checkpoint.dir;
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    if (access(probe, F_OK) != 0)
+        return tr_fail_errno(TR_ERR_SETTINGS, errno,
+                             "checkpoint.dir %s: rank %d on %s does not see what rank 0 writes "
+                             "there (%s); every rank writes its part of a checkpoint there, so it "
+                             "must be one folder that all nodes share",
+                             dir, job->rank, host, probe);
+    if (access(dir, W_OK | X_OK) != 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "checkpoint.dir: rank %d on %s cannot write in %s",
+                             job->rank, host, dir);
+    return TR_OK;
+}
+
+/* Collective; failure as in tr_job_start. That all ranks mean the same folder, seen before hours are trained that could not be saved:
+ * a file that rank 0 makes there must be there for all. */
+static tr_status folder_share(tr_job *job)
+{
+    int64_t token[] = {time(NULL), getpid()};
+    MPI_Bcast(token, 2, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    char *probe =
+        tr_format("%s/probe-%" PRId64 "-%" PRId64, job->cfg.checkpoint.dir, token[0], token[1]);
+    bool first = job->rank == 0;
+    tr_status status = tr_job_check(job, first ? probe_make(probe) : TR_OK);
+    if (status == TR_OK) {
+        status = tr_job_check(job, probe_see(job, probe));
+        if (first)
+            unlink(probe);
+    }
+    tr_free(probe);
+    return status;
+}
+
 static tr_status run(int argc, char **argv)
 {
     tr_job job;
@@ -137,6 +188,7 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_job_resume_settings(&job));
     TR_TRY(tr_job_resolve(&job));
     TR_TRY(tr_job_check(&job, job.rank == 0 ? tr_train_folder_create(&job.cfg) : TR_OK));
+    TR_TRY(folder_share(&job));
     job.status_path = tr_format("%s/status.json", job.cfg.run.dir);
     TR_JOB_TRY(&job, tr_run_open(&job.run, &job.cfg, MPI_COMM_WORLD, NULL));
     TR_JOB_TRY(&job, tr_run_resume(job.run, &resumed));

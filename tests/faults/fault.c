@@ -3,10 +3,14 @@
  * TRINE_FAULT=RANK,CALL,NUMBER,ACTION: on rank RANK (PMI_RANK, as the launcher gives it; -1: all), the NUMBER-th call (from 1)
  * of CALL does ACTION. Calls and where trine makes them: logf, once a row of attention's forward; MPI_Isend, inside collectives
  * and pipeline sends with parallel.inside=mpi; MPI_Finalize; fsync, inside a save; memcpy, only in threads that block all signals, which
- * is the data loader, twice a sequence.
+ * is the data loader, twice a sequence; write, pread and rename, of checkpoints and their files; save, all that changes
+ * the folder of checkpoints: write, fsync, rename, mkdir, rmdir, unlinkat.
  * Actions: kill, segv, exit (status 1); nan (once), nans and shift (a hundredth more), from then on, change what logf returns; sleepN
- * delays by N microseconds from then on. */
+ * delays by N microseconds from then on; full and eio: from then on calls on files fail with ENOSPC, EIO; glitch: that call fails with EIO;
+ * short: from then on a write or a read takes half of its bytes. */
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,7 +28,11 @@ typedef enum fault_call {
     CALL_ISEND,
     CALL_FINALIZE,
     CALL_FSYNC,
-    CALL_MEMCPY
+    CALL_MEMCPY,
+    CALL_WRITE,
+    CALL_PREAD,
+    CALL_RENAME,
+    CALL_SAVE
 } fault_call;
 
 static struct {
@@ -36,8 +45,9 @@ static _Thread_local int in_loader; /* -1 no, 1 yes, 0 not known yet */
 
 static fault_call call_named(const char *name)
 {
-    static const char *const names[] = {"", "logf", "MPI_Isend", "MPI_Finalize", "fsync", "memcpy"};
-    for (int i = CALL_LOGF; i <= CALL_MEMCPY; i++)
+    static const char *const names[] = {"",       "logf",  "MPI_Isend", "MPI_Finalize", "fsync",
+                                        "memcpy", "write", "pread",     "rename",       "save"};
+    for (int i = CALL_LOGF; i <= CALL_SAVE; i++)
         if (strcmp(names[i], name) == 0)
             return (fault_call)i;
     fprintf(stderr, "TRINE_FAULT: no call %s\n", name);
@@ -106,13 +116,108 @@ int MPI_Finalize(void)
     return PMPI_Finalize();
 }
 
+/* ---- files of checkpoints ---- */
+
+/* A folder step-N, what is in it, or `latest`. */
+static int is_checkpoint(const char *path)
+{
+    return strstr(path, "/step-") != NULL || strstr(path, "/latest") != NULL;
+}
+
+/* As fault_at, of a call on an open file of a checkpoint; `save` stands for all that change it. */
+static long file_at(fault_call call, int fd)
+{
+    char link[64], path[4096];
+    if (fault.call != call && (fault.call != CALL_SAVE || call == CALL_PREAD))
+        return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0)
+        return 0;
+    path[length] = '\0';
+    return is_checkpoint(path) ? fault_at(fault.call) : 0;
+}
+
+/* Whether the call is to fail, with errno set. */
+static int fails(long since)
+{
+    int full = strcmp(fault.action, "full") == 0, once = strcmp(fault.action, "glitch") == 0;
+    if (since < 1 || !(full || (once && since == 1) || strcmp(fault.action, "eio") == 0))
+        return 0;
+    errno = full ? ENOSPC : EIO;
+    return 1;
+}
+
+static size_t part_of(size_t size, long since)
+{
+    return since >= 1 && size > 1 && strcmp(fault.action, "short") == 0 ? size / 2 : size;
+}
+
+ssize_t write(int fd, const void *bytes, size_t size);
+ssize_t pread(int fd, void *bytes, size_t size, off_t offset);
+
+ssize_t write(int fd, const void *bytes, size_t size)
+{
+    static ssize_t (*real)(int, const void *, size_t);
+    if (real == NULL)
+        real = (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+    long since = file_at(CALL_WRITE, fd);
+    return fails(since) ? -1 : real(fd, bytes, part_of(size, since));
+}
+
+ssize_t pread(int fd, void *bytes, size_t size, off_t offset)
+{
+    static ssize_t (*real)(int, void *, size_t, off_t);
+    if (real == NULL)
+        real = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    long since = file_at(CALL_PREAD, fd);
+    return fails(since) ? -1 : real(fd, bytes, part_of(size, since), offset);
+}
+
 int fsync(int fd)
 {
     static int (*real)(int);
     if (real == NULL)
         real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
-    fault_at(CALL_FSYNC);
-    return real(fd);
+    return fails(fault.call == CALL_SAVE ? file_at(CALL_FSYNC, fd) : fault_at(CALL_FSYNC))
+               ? -1
+               : real(fd);
+}
+
+int rename(const char *from, const char *to)
+{
+    static int (*real)(const char *, const char *);
+    if (real == NULL)
+        real = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
+    long since = 0;
+    if (is_checkpoint(to) && (fault.call == CALL_SAVE || fault.call == CALL_RENAME))
+        since = fault_at(fault.call);
+    return fails(since) ? -1 : real(from, to);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    static int (*real)(const char *, mode_t);
+    if (real == NULL)
+        real = (int (*)(const char *, mode_t))dlsym(RTLD_NEXT, "mkdir");
+    return is_checkpoint(path) && fails(fault_at(CALL_SAVE)) ? -1 : real(path, mode);
+}
+
+int rmdir(const char *path)
+{
+    static int (*real)(const char *);
+    if (real == NULL)
+        real = (int (*)(const char *))dlsym(RTLD_NEXT, "rmdir");
+    return is_checkpoint(path) && fails(fault_at(CALL_SAVE)) ? -1 : real(path);
+}
+
+/* Only checkpoints are removed in this way. */
+int unlinkat(int folder, const char *name, int flags)
+{
+    static int (*real)(int, const char *, int);
+    if (real == NULL)
+        real = (int (*)(int, const char *, int))dlsym(RTLD_NEXT, "unlinkat");
+    return fails(fault_at(CALL_SAVE)) ? -1 : real(folder, name, flags);
 }
 
 static int loader_is(void)
