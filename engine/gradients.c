@@ -27,6 +27,15 @@ static int64_t replica_elements(const tr_gradients *gradients, int bucket, tr_re
     return elements;
 }
 
+int64_t tr_gradients_replica_bytes(const tr_gradients *gradients, tr_replica_kind kind, int size,
+                                   int rank)
+{
+    int64_t bytes = 0;
+    for (int b = 0; b < gradients->reducer.num_buckets; b++)
+        bytes += tr_group_all_reduce_bytes(size, rank, replica_elements(gradients, b, kind));
+    return bytes;
+}
+
 static void replica_buffers_init(tr_gradients *gradients, tr_arena *comm, tr_arena *workspace)
 {
     int64_t most = 0;

@@ -52,6 +52,10 @@ void tr_gradients_init(tr_gradients *gradients, const tr_local_params *local, co
                        tr_arena *workspace);
 void tr_gradients_clear(tr_gradients *gradients);
 
+/* Bytes that rank `rank` of the `size` that sum items of a kind sends for that in a step. */
+int64_t tr_gradients_replica_bytes(const tr_gradients *gradients, tr_replica_kind kind, int size,
+                                   int rank);
+
 /* Where a microbatch writes an item's gradient [count], and whether it adds to what is there (the same for all items). */
 float *tr_gradients_place(const tr_gradients *gradients, int microbatch,
                           const tr_local_param *item);

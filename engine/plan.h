@@ -32,10 +32,11 @@ tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, const tr_
 /* Beside the same layout without slices. */
 typedef struct tr_plan_slices {
     int64_t memory; /* bytes more on the largest rank */
-    double sent; /* bytes more that a rank (of the busiest stage) sends to tensor peers in a step */
+    int64_t
+        sent; /* bytes more that tensor rank 0 of the busiest stage sends to its peers in a step */
 } tr_plan_slices;
 
-/* What train.tensor_slices costs in bytes; the sums are of near-equal parts, so `sent` is right within the rounding of these. ranks: from tr_plan_count. */
+/* What train.tensor_slices costs in bytes. ranks: from tr_plan_count. */
 tr_status tr_plan_slices_count(const tr_config *cfg, tr_device *device, const tr_plan_rank *ranks,
                                tr_plan_slices *cost);
 

@@ -87,6 +87,12 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
 tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups);
 void tr_stage_clear(tr_stage *stage);
 
+/* One of this stage's chunks by its global number. */
+static inline tr_chunk *tr_stage_chunk(const tr_stage *stage, int number)
+{
+    return &stage->chunks[tr_chunk_local(stage->mesh.pipeline_size, number)];
+}
+
 /* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and the loss of this rank in stage->loss. */
 tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
                          float grad_scale);

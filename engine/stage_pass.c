@@ -1,11 +1,6 @@
 /* A stage at work: the functions that the pipeline executor calls, and whole passes over a step's microbatches. */
 #include "engine/stage_int.h"
 
-static tr_chunk *chunk_of(const tr_stage *stage, int number)
-{
-    return &stage->chunks[tr_chunk_local(stage->mesh.pipeline_size, number)];
-}
-
 static void *stage_input(void *context, int chunk, int slot)
 {
     const tr_stage *stage = context;
@@ -38,7 +33,7 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
 {
     tr_stage *stage = context;
     tr_model *model = &stage->model;
-    const tr_chunk *chunk = chunk_of(stage, number);
+    const tr_chunk *chunk = tr_stage_chunk(stage, number);
     tr_slot *slot = &stage->slots[slot_number];
     tr_head_slot *head = chunk->last ? head_of(stage, microbatch) : NULL;
     const tr_microbatch *batch = &stage->microbatches[microbatch];
@@ -195,7 +190,7 @@ static tr_status backward_run(const backward_pass *pass, unsigned parts)
 
 static backward_pass backward_make(tr_stage *stage, int number, int microbatch, int slot)
 {
-    const tr_chunk *chunk = chunk_of(stage, number);
+    const tr_chunk *chunk = tr_stage_chunk(stage, number);
     return (backward_pass){.stage = stage,
                            .chunk = chunk,
                            .local_chunk = (int)(chunk - stage->chunks),

@@ -59,11 +59,24 @@ bool tr_op_is_pair(tr_op_kind kind)
     return pairs[kind];
 }
 
-void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end)
+static void share_of(int size, int64_t n, int rank, int64_t *begin, int64_t *end)
 {
-    int64_t each = tr_round_up(n, SHARE_MULTIPLE * (int64_t)group->size) / group->size;
+    int64_t each = tr_round_up(n, SHARE_MULTIPLE * (int64_t)size) / size;
     *begin = each * rank < n ? each * rank : n;
     *end = *begin + each < n ? *begin + each : n;
+}
+
+void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end)
+{
+    share_of(group->size, n, rank, begin, end);
+}
+
+int64_t tr_group_all_reduce_bytes(int size, int rank, int64_t n)
+{
+    int64_t begin, end;
+    share_of(size, n, rank, &begin, &end);
+    int64_t share = end - begin;
+    return (n - share + share * (size - 1)) * (int64_t)sizeof(float);
 }
 
 int64_t tr_group_largest_share(const tr_group *group, int64_t n)
@@ -290,15 +303,6 @@ static bool overlap(const void *a, const void *b, size_t bytes)
     return x < y ? y - x < bytes : x - y < bytes;
 }
 
-/* Each rank's sources of the other ranks' shares, then its share of the result to all others. */
-static uint64_t all_reduce_bytes(const tr_group *group, int64_t n)
-{
-    int64_t begin, end;
-    tr_group_share(group, n, group->rank, &begin, &end);
-    int64_t share = end - begin;
-    return (uint64_t)(n - share + share * (group->size - 1)) * sizeof(float);
-}
-
 static tr_status all_reduce(tr_group *group, tr_op_kind kind, const float *src, float *dst,
                             int64_t n, tr_event *event)
 {
@@ -309,7 +313,7 @@ static tr_status all_reduce(tr_group *group, tr_op_kind kind, const float *src, 
     op->src = src;
     op->dst = dst;
     op->n = n;
-    return post(group, op, all_reduce_bytes(group, n));
+    return post(group, op, (uint64_t)tr_group_all_reduce_bytes(group->size, group->rank, n));
 }
 
 tr_status tr_group_all_reduce(tr_group *group, const float *src, float *dst, int64_t n,

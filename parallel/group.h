@@ -57,6 +57,9 @@ const tr_group_stats *tr_group_get_stats(const tr_group *group);
  * elements of result per rank: (s - 1) * m * 4). Without it that memory grows on first use. Nothing is needed in shared memory. */
 void tr_group_reserve(tr_group *group, size_t bytes, int num_ops);
 
+/* Bytes that rank `rank` of `size` sends in an all-reduce of n floats: the others' shares of its source to them, its share of the result to all. */
+int64_t tr_group_all_reduce_bytes(int size, int rank, int64_t n);
+
 /* The most elements that a rank adds of an all-reduce of n. */
 int64_t tr_group_largest_share(const tr_group *group, int64_t n);
 

@@ -192,22 +192,23 @@ static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
 
 static bool same_traffic(const tr_traffic *a, const tr_traffic *b)
 {
-    return a->gradients == b->gradients && a->weights == b->weights && a->stages == b->stages;
+    return a->gradients == b->gradients && a->weights == b->weights && a->tensor == b->tensor &&
+           a->stages == b->stages;
 }
 
 static void traffic_print(const tr_plan_rank *ranks, int num_ranks)
 {
-    printf(
-        "bytes sent per rank and step, without those between tensor ranks\n%-11s %15s %15s %15s\n",
-        "ranks", "gradients", "weights", "stages");
+    printf("bytes sent per rank and step\n%-11s %15s %15s %15s %15s\n", "ranks", "gradients",
+           "weights", "tensor", "stages");
     for (int r = 0; r < num_ranks;) {
         int end = r + 1;
         while (end < num_ranks && same_traffic(&ranks[r].traffic, &ranks[end].traffic))
             end++;
         char label[32];
         ranks_label(r, end, label);
-        printf("%-11s %15lld %15lld %15lld\n", label, (long long)ranks[r].traffic.gradients,
-               (long long)ranks[r].traffic.weights, (long long)ranks[r].traffic.stages);
+        printf("%-11s %15lld %15lld %15lld %15lld\n", label, (long long)ranks[r].traffic.gradients,
+               (long long)ranks[r].traffic.weights, (long long)ranks[r].traffic.tensor,
+               (long long)ranks[r].traffic.stages);
         r = end;
     }
 }
@@ -245,9 +246,9 @@ static tr_status slices_print(const tr_config *cfg, tr_device *device, const tr_
     if (cfg->derived.tensor_slices == 0)
         return TR_OK;
     TR_TRY(tr_plan_slices_count(cfg, device, ranks, &cost));
-    printf("train.tensor_slices %lld costs %lld bytes of the largest rank's, and sends %.0f bytes "
+    printf("train.tensor_slices %lld costs %lld bytes of the largest rank's, and sends %lld bytes "
            "more per rank and step between tensor ranks\n",
-           (long long)cfg->derived.tensor_slices, (long long)cost.memory, cost.sent);
+           (long long)cfg->derived.tensor_slices, (long long)cost.memory, (long long)cost.sent);
     return TR_OK;
 }
 

@@ -163,12 +163,17 @@ static void sent_check(fx_job *job, const char *model, const char *layout)
     fx_step(&fx, &metrics);
     if (fx.run != NULL) {
         int64_t data = sent_over_data(fx.run), stages = sent(fx.run->pipeline);
+        int64_t tensor = sent(fx.run->tensor) + sent(fx.run->kv);
         size_t bytes[TR_MEM_NUM];
         tr_traffic traffic;
         fx_need(job, tr_run_count(&fx.cfg, &fx.run->mesh, fx.run->device, bytes, &traffic));
         fx_step(&fx, &metrics);
         data = sent_over_data(fx.run) - data;
         stages = sent(fx.run->pipeline) - stages;
+        tensor = sent(fx.run->tensor) + sent(fx.run->kv) - tensor;
+        fx_check(job, tensor == traffic.tensor,
+                 "%s %s: %lld bytes sent over tensor ranks, planned %lld", model, layout,
+                 (long long)tensor, (long long)traffic.tensor);
         fx_check(job, data == traffic.gradients + traffic.weights,
                  "%s %s: %lld bytes sent over data ranks, planned %lld + %lld", model, layout,
                  (long long)data, (long long)traffic.gradients, (long long)traffic.weights);
@@ -240,7 +245,18 @@ int main(int argc, char **argv)
         "parallel.data=6 parallel.zero=3 parallel.shard_ranks=3",
         "parallel.data=4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v "
         "parallel.zero=3 parallel.shard_ranks=2",
-        "parallel.data=2 parallel.pipeline=4 parallel.zero=3 memory.recompute=full"};
+        "parallel.data=2 parallel.pipeline=4 parallel.zero=3 memory.recompute=full",
+        "parallel.tensor=4 parallel.sequence=false",
+        "parallel.tensor=4",
+        "parallel.data=2 parallel.tensor=4 memory.recompute=full parallel.overlap=false",
+        "parallel.data=2 parallel.tensor=4 parallel.zero=3 memory.recompute=selective",
+        "parallel.data=2 parallel.tensor=2 parallel.pipeline=2 parallel.schedule=zb-h1 "
+        "memory.recompute=full",
+        "parallel.tensor=2 parallel.pipeline=4 parallel.schedule=zb-h1 parallel.zero=2",
+        "parallel.tensor=4 train.tensor_slices=4 parallel.bucket_mb=0.02",
+        "parallel.tensor=4 train.tensor_slices=4 parallel.data=2 parallel.zero=2",
+        "parallel.tensor=4 train.tensor_slices=4 parallel.sequence=false",
+        "parallel.tensor=2 parallel.pipeline=2 train.tensor_slices=4 parallel.schedule=zb-h1"};
     fx_job job = fx_begin(&argc, &argv);
     tr_device *device;
     fx_need(&job, tr_cpu_device_create(&device, 1));
