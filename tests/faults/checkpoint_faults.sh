@@ -82,6 +82,8 @@ for _ in 1 2; do # each with and without async: an odd number of calls
 done
 fails 1,write,1,eio 'rank 1: .*/shard-00001.bin: writing failed: Input/output error'
 fails 0,save,1,full '.*/step-0000000[368].tmp: cannot make the folder: No space left on device'
+fails 0,flush,2,eio '.*/\(step-00000003.tmp/manifest.json\|step-0000000[68].tmp/shard-00000.bin\): flushing to the disk failed: Input/output error'
+fails 0,flush,3,eio '.*/\(step-00000003.tmp: flushing the folder\|step-0000000[68].tmp/shard-00000.bin: flushing to the disk\) failed: Input/output error'
 fails 0,rename,1,eio '.*/step-0000000[368].tmp: cannot rename to .*/step-0000000[368]: Input/output error'
 what='the next start'
 job 2 train $config "run.dir=$scratch/failing" checkpoint.every=8

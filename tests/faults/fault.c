@@ -3,7 +3,7 @@
  * TRINE_FAULT=RANK,CALL,NUMBER,ACTION: on rank RANK (PMI_RANK, as the launcher gives it; -1: all), the NUMBER-th call (from 1)
  * of CALL does ACTION. Calls and where trine makes them: logf, once a row of attention's forward; MPI_Isend, inside collectives
  * and pipeline sends with parallel.inside=mpi; MPI_Finalize; fsync, inside a save; memcpy, only in threads that block all signals, which
- * is the data loader, twice a sequence; write, pread and rename, of checkpoints and their files; save, all that changes
+ * is the data loader, twice a sequence; write, pread, rename and flush (fsync), of checkpoints and their files; save, all that changes
  * the folder of checkpoints: write, fsync, rename, mkdir, rmdir, unlinkat.
  * Actions: kill, segv, exit (status 1); nan (once), nans and shift (a hundredth more), from then on, change what logf returns; sleepN
  * delays by N microseconds from then on; full and eio: from then on calls on files fail with ENOSPC, EIO; glitch: that call fails with EIO;
@@ -32,6 +32,7 @@ typedef enum fault_call {
     CALL_WRITE,
     CALL_PREAD,
     CALL_RENAME,
+    CALL_FLUSH,
     CALL_SAVE
 } fault_call;
 
@@ -45,8 +46,9 @@ static _Thread_local int in_loader; /* -1 no, 1 yes, 0 not known yet */
 
 static fault_call call_named(const char *name)
 {
-    static const char *const names[] = {"",       "logf",  "MPI_Isend", "MPI_Finalize", "fsync",
-                                        "memcpy", "write", "pread",     "rename",       "save"};
+    static const char *const names[] = {"",       "logf",   "MPI_Isend", "MPI_Finalize",
+                                        "fsync",  "memcpy", "write",     "pread",
+                                        "rename", "flush",  "save"};
     for (int i = CALL_LOGF; i <= CALL_SAVE; i++)
         if (strcmp(names[i], name) == 0)
             return (fault_call)i;
@@ -179,9 +181,7 @@ int fsync(int fd)
     static int (*real)(int);
     if (real == NULL)
         real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
-    return fails(fault.call == CALL_SAVE ? file_at(CALL_FSYNC, fd) : fault_at(CALL_FSYNC))
-               ? -1
-               : real(fd);
+    return fails(fault_at(CALL_FSYNC)) || fails(file_at(CALL_FLUSH, fd)) ? -1 : real(fd);
 }
 
 int rename(const char *from, const char *to)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# SIGKILL while a checkpoint is written: of one rank, of all ranks, of the launcher, at random points. Every time all checkpoints that
+# SIGKILL while a checkpoint is written: of one rank, of all ranks, of the launcher, at chosen and at random points. Every time all checkpoints that
 # are there are whole, the next start goes on from the newest, and what it computes are the bits of a run that nobody killed.
 #     SCRIPT path/to/trine mpiexec path/to/libfault.so [KILLS OF EACH KIND, or 3 [SEED]]
 each=${4:-3}
@@ -7,7 +7,7 @@ RANDOM=${5:-1187}
 . tests/faults/run_tools.sh
 data text 120
 config=configs/tiny-l.yaml
-steps=$((each * 18 + 10)) # more than the lives of the run can make
+steps=$((each * 24 + 20)) # more than the lives of the run can make
 common="data.train=$scratch/text model.layers=2 train.global_batch=8 train.steps=$steps log.every=1000 device.threads=1 parallel.data=4"
 checkpoints=$scratch/run/checkpoints
 delayed=4000 # microseconds of each call of a save
@@ -34,18 +34,21 @@ saving()
     fail "$what: it never saved"
 }
 
-# killed HOW: one life of the run. Adds to inside when it left something unfinished.
+# killed HOW [RANK,CALL,NUMBER]: one life of the run; without a place for a rank to die at, at a random one. Adds to inside when it left
+# something unfinished.
 inside=0
+ignored=
 killed()
 {
     how=$1
     async=$((lives++ % 2))
     async=$([ $async = 0 ] && echo true || echo false)
     from=$(cat "$checkpoints/latest")
-    victim=$((RANDOM % 4)) call=$((1 + RANDOM % 180)) pause=$(printf '0.%03d' $((RANDOM % 700)))
+    place=$((RANDOM % 4)),save,$((1 + RANDOM % 180)) pause=$(printf '0.%03d' $((RANDOM % 700)))
+    place=${2:-$place}
     what="$how killed, life $lives from $from, async $async"
     action="-1,save,1,sleep$delayed"
-    [ "$how" != rank ] || action="$victim,save,$call,kill" what="$what, rank $victim at call $call"
+    [ "$how" != rank ] || action="$place,kill" what="$what, at $place"
     genv="-genv LD_PRELOAD $fault -genv TRINE_FAULT $action"
     : >"$scratch/mark"
     start 4 train $config "run.dir=$scratch/run" checkpoint.every=2 checkpoint.async=$async
@@ -63,6 +66,8 @@ killed()
     [ $code -ne 0 ] && [ $code -ne 75 ] || fail "$what: exit code $code"
     gone
     grep -q "^resumed from .*$from, after step" "$scratch/out" || { fail "$what: it did not go on from there"; cat "$scratch/out" "$scratch/err"; }
+    [ -z "$ignored" ] || grep -q "^warning: unfinished checkpoints are ignored: .*$ignored" "$scratch/err" ||
+        { fail "$what: nothing is said of $ignored"; cat "$scratch/err"; }
     steps_of run >"$scratch/run.steps"
     grep -vxFf "$scratch/straight.steps" "$scratch/run.steps" && fail "$what: steps that differ from the straight run's"
     newest=$(cd "$checkpoints" && ls -d step-* | grep -v tmp | tail -1)
@@ -71,6 +76,7 @@ killed()
     for whole in "$checkpoints"/step-*[0-9]; do
         "$trine" ckpt verify "$whole" --threads 1 >"$scratch/verify" 2>&1 || { fail "$what: ${whole##*/} is damaged"; cat "$scratch/verify"; }
     done
+    ignored=$(cd "$checkpoints" && ls -d step-* | sed -n "/^$newest\$/,\$p" | grep -v "^$newest" | tail -1)
     if [ "$latest" != "$newest" ] || ls -d "$checkpoints"/step-*.tmp >/dev/null 2>&1; then
         inside=$((inside + 1))
     fi
@@ -78,6 +84,9 @@ killed()
 }
 
 lives=0
+for place in 1,write,1 1,write,20 0,flush,2 0,rename,1 0,rename,2; do # before its part, in it; no whole manifest, all but the name, all but latest
+    killed rank $place
+done
 for _ in $(seq "$each"); do
     killed rank
     killed ranks
