@@ -148,15 +148,16 @@ static void hashes_compare(fx_job *job, const char *path, const tr_hash128 *expe
     tr_free(got);
 }
 
-/* Loads `from` in the layout, saves it at once in FOLDER/NAME. */
+/* Loads `from` in the layout, saves it at once in FOLDER/NAME. Ranks need not have as many threads as each other. */
 static void layout_pass(fx_job *job, const tr_covering_row *row, int number, const char *from,
                         const char *name)
 {
     fx_run fx;
     char *layout = layout_text(row);
     char *text = tr_format("%s checkpoint.async=false checkpoint.level=%d checkpoint.resume=%s "
-                           "checkpoint.dir=%s/%s",
-                           layout, number % 3, from, folder, name);
+                           "checkpoint.dir=%s/%s device.threads=%d",
+                           layout, number % 3, from, folder, name,
+                           1 + (number % 4 < 2 ? number : job->rank) % 2);
     fx_open(job, &fx, row->level[MODEL] == 0 ? "g" : "l", text, NULL, NULL);
     resume(&fx, 2);
     if (job->rank == 0) {
