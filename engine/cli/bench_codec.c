@@ -16,17 +16,25 @@
 typedef struct chunk {
     const float *values;
     size_t num_values;
-    unsigned char *stored; /* [raw bytes] */
-    size_t stored_bytes;   /* equal to the raw bytes: not encoded */
-    tr_hash128 hash;       /* of what is stored */
+    size_t stored_bytes; /* equal to the raw bytes: not encoded */
 } chunk;
 
+enum { ENCODE, DECODE, NUM_DIRECTIONS };
+enum { CHUNK_VALUES = TR_SHARD_CHUNK_DEFAULT / 4 };
+
+/* Seconds of one thread by the clock, and those in which it had a core. */
+typedef struct spent {
+    double clock, core;
+} spent;
+
+/* As a shard's writer or reader, a thread has room for one chunk. */
 typedef struct worker {
     tr_plane_codec *codec;
     tr_hash_stream *file_hash;
-    float *decoded; /* [most values of a chunk] */
-    double seconds; /* of processor time */
-    bool wrong;     /* what came back is not what went in */
+    unsigned char *stored; /* [CHUNK_VALUES * 4] */
+    float *decoded;        /* [CHUNK_VALUES] */
+    spent spent[NUM_DIRECTIONS];
+    bool wrong; /* what came back is not what went in */
 } worker;
 
 typedef struct codec_bench {
@@ -37,89 +45,105 @@ typedef struct codec_bench {
     bool compare;    /* decoded values with the state's */
 } codec_bench;
 
-enum { CHUNK_VALUES = TR_SHARD_CHUNK_DEFAULT / 4 };
-
-static double thread_seconds(void)
+static spent time_now(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+    return (spent){tr_clock_seconds(), (double)time.tv_sec + 1e-9 * (double)time.tv_nsec};
 }
 
-static void piece_encode(void *context, int piece, int thread)
+static void time_add(spent *sum, spent begin)
 {
-    codec_bench *b = context;
-    worker *w = &b->workers[thread];
-    chunk *c = &b->chunks[piece];
-    double begin = thread_seconds();
+    spent end = time_now();
+    sum->clock += end.clock - begin.clock;
+    sum->core += end.core - begin.core;
+}
+
+/* Returns the stored bytes, which lie in w->stored, or are the values themselves. */
+static const void *chunk_encode(const codec_bench *b, worker *w, chunk *c, tr_hash128 *hash)
+{
     size_t raw = c->num_values * sizeof(float);
-    const void *bytes = c->stored;
+    const void *bytes = w->stored;
     c->stored_bytes =
-        tr_plane_encode(w->codec, b->setup->level, c->values, c->num_values, c->stored, raw - 1);
+        tr_plane_encode(w->codec, b->setup->level, c->values, c->num_values, w->stored, raw - 1);
     if (c->stored_bytes == 0) {
         bytes = c->values;
         c->stored_bytes = raw;
     }
-    c->hash = tr_hash128_compute(bytes, c->stored_bytes);
+    *hash = tr_hash128_compute(bytes, c->stored_bytes);
     tr_hash_stream_add(w->file_hash, bytes, c->stored_bytes);
-    w->seconds += thread_seconds() - begin;
+    return bytes;
 }
 
-static void piece_decode(void *context, int piece, int thread)
+static bool chunk_decode(worker *w, const chunk *c, const void *bytes, tr_hash128 hash)
+{
+    bool good = tr_hash128_equal(hash, tr_hash128_compute(bytes, c->stored_bytes));
+    if (c->stored_bytes < c->num_values * sizeof(float))
+        return tr_plane_decode(w->codec, bytes, c->stored_bytes, w->decoded, c->num_values) && good;
+    memcpy(w->decoded, bytes, c->stored_bytes);
+    return good;
+}
+
+static void piece_run(void *context, int piece, int thread)
 {
     codec_bench *b = context;
     worker *w = &b->workers[thread];
-    const chunk *c = &b->chunks[piece];
-    double begin = thread_seconds();
-    bool raw = c->stored_bytes == c->num_values * sizeof(float), good = true;
-    const void *bytes = raw ? (const void *)c->values : c->stored;
-    good = tr_hash128_equal(c->hash, tr_hash128_compute(bytes, c->stored_bytes));
-    if (raw)
-        memcpy(w->decoded, bytes, c->stored_bytes);
-    else
-        good = tr_plane_decode(w->codec, bytes, c->stored_bytes, w->decoded, c->num_values) && good;
-    w->seconds += thread_seconds() - begin;
+    chunk *c = &b->chunks[piece];
+    tr_hash128 hash;
+    spent begin = time_now();
+    const void *bytes = chunk_encode(b, w, c, &hash);
+    time_add(&w->spent[ENCODE], begin);
+    begin = time_now();
+    bool good = chunk_decode(w, c, bytes, hash);
+    time_add(&w->spent[DECODE], begin);
     if (b->compare)
         good = good && memcmp(w->decoded, c->values, c->num_values * sizeof(float)) == 0;
     w->wrong = w->wrong || !good;
 }
 
-/* Rates in GB/s of values: of all threads by the clock, and of one core by processor time. */
+/* Of all threads: the clock of the slowest, the sum of their cores'. The next run begins at 0. */
+static spent spent_take(codec_bench *b, int direction)
+{
+    spent all = {0};
+    for (int i = 0; i < b->setup->num_threads; i++) {
+        spent *one = &b->workers[i].spent[direction];
+        all.clock = one->clock > all.clock ? one->clock : all.clock;
+        all.core += one->core;
+        *one = (spent){0};
+    }
+    return all;
+}
+
+/* Rates in GB/s of values: of all threads by the clock, the median run; of one core by processor
+ * time, the fastest run, since other work on the machine slows this by the caches it takes. */
 typedef struct rates {
     double all, core;
 } rates;
 
-static double workers_seconds(codec_bench *b)
+static tr_status rates_measure(codec_bench *b, int num_threads, double bytes,
+                               rates result[NUM_DIRECTIONS])
 {
-    double seconds = 0;
-    for (int i = 0; i < b->setup->num_threads; i++) {
-        seconds += b->workers[i].seconds;
-        b->workers[i].seconds = 0;
-    }
-    return seconds;
-}
-
-static tr_status rates_measure(codec_bench *b, int num_threads, double bytes, rates result[2])
-{
-    static void (*const pieces[2])(void *, int, int) = {piece_encode, piece_decode};
-    double clock[2][BENCH_RUNS_MAX], core[2][BENCH_RUNS_MAX];
+    double clock[NUM_DIRECTIONS][BENCH_RUNS_MAX], core[NUM_DIRECTIONS][BENCH_RUNS_MAX];
+    int runs = b->setup->runs;
     tr_thread_pool *pool;
     TR_TRY(tr_thread_pool_create(num_threads, &pool));
-    for (int run = -1; run < b->setup->runs; run++) /* run -1 warms up, and compares */
-        for (int i = 0; i < 2; i++) {
-            double begin = tr_clock_seconds();
-            b->compare = run < 0;
-            tr_thread_pool_run(pool, b->num_chunks, pieces[i], b);
-            double seconds = tr_clock_seconds() - begin, used = workers_seconds(b);
+    for (int run = -1; run < runs; run++) { /* run -1 warms up, and compares */
+        b->compare = run < 0;
+        tr_thread_pool_run(pool, b->num_chunks, piece_run, b);
+        for (int i = 0; i < NUM_DIRECTIONS; i++) {
+            spent all = spent_take(b, i);
             if (run >= 0) {
-                clock[i][run] = seconds;
-                core[i][run] = used;
+                clock[i][run] = all.clock;
+                core[i][run] = all.core;
             }
         }
+    }
     tr_thread_pool_destroy(pool);
-    for (int i = 0; i < 2; i++)
-        result[i] = (rates){bytes * 1e-9 / bench_median(clock[i], b->setup->runs),
-                            bytes * 1e-9 / bench_median(core[i], b->setup->runs)};
+    for (int i = 0; i < NUM_DIRECTIONS; i++) {
+        result[i].all = bytes * 1e-9 / bench_median(clock[i], runs);
+        bench_median(core[i], runs); /* sorts: the fastest comes first */
+        result[i].core = bytes * 1e-9 / core[i][0];
+    }
     for (int i = 0; i < b->setup->num_threads; i++)
         if (b->workers[i].wrong)
             return tr_fail(TR_ERR_INTERNAL, "a chunk did not come back as it was");
@@ -138,18 +162,16 @@ static void chunks_cut(codec_bench *b, const bench_state *state)
             chunk *c = &b->chunks[b->num_chunks++];
             c->values = state->parts[i].values + at;
             c->num_values = (size_t)(volume - at < CHUNK_VALUES ? volume - at : CHUNK_VALUES);
-            c->stored = TR_NEW_ARRAY(unsigned char, c->num_values * sizeof(float));
         }
     }
 }
 
 static void bench_free(codec_bench *b)
 {
-    for (int i = 0; i < b->num_chunks; i++)
-        tr_free(b->chunks[i].stored);
     for (int i = 0; i < b->setup->num_threads; i++) {
         tr_plane_codec_destroy(b->workers[i].codec);
         tr_hash_stream_destroy(b->workers[i].file_hash);
+        tr_free(b->workers[i].stored);
         tr_free(b->workers[i].decoded);
     }
     tr_free(b->workers);
@@ -158,10 +180,11 @@ static void bench_free(codec_bench *b)
 
 static tr_status threads_print(codec_bench *b, int num_threads, double bytes)
 {
-    rates r[2];
+    rates r[NUM_DIRECTIONS];
     TR_TRY(rates_measure(b, num_threads, bytes, r));
-    printf("%2d thread%s  %8.2f %8.2f   for each second of a core %8.2f %8.2f\n", num_threads,
-           num_threads == 1 ? " " : "s", r[0].all, r[1].all, r[0].core, r[1].core);
+    printf("%2d thread%s  %8.2f %8.2f   a core's second, fastest run %8.2f %8.2f\n", num_threads,
+           num_threads == 1 ? " " : "s", r[ENCODE].all, r[DECODE].all, r[ENCODE].core,
+           r[DECODE].core);
     fflush(stdout);
     return TR_OK;
 }
@@ -176,8 +199,9 @@ tr_status bench_codec(const bench_state *state, const bench_setup *setup)
     for (int i = 0; i < setup->num_threads; i++)
         b.workers[i] = (worker){.codec = tr_plane_codec_create(CHUNK_VALUES),
                                 .file_hash = tr_hash_stream_create(),
+                                .stored = TR_NEW_ARRAY(unsigned char, 4 * CHUNK_VALUES),
                                 .decoded = TR_NEW_ARRAY(float, CHUNK_VALUES)};
-    printf("\nin memory, with hashes, GB/s of values (medians of %d)\n            %8s %8s   %25s "
+    printf("\nin memory, with hashes, GB/s of values (medians of %d)\n            %8s %8s   %28s "
            "%8s %8s\n",
            setup->runs, "encode", "decode", "", "encode", "decode");
     tr_status status = threads_print(&b, 1, raw);

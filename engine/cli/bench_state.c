@@ -109,6 +109,7 @@ static tr_status train_and_save(tr_run *run)
                                (long long)metrics.step, (long long)steps, metrics.loss);
     }
     TR_TRY(tr_run_save(run));
+    TR_TRY(tr_run_save_wait(run));
     if (tr_run_save_failed(run))
         return tr_fail(TR_ERR_IO, "the state is not saved, see the warning above");
     return TR_OK;

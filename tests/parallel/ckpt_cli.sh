@@ -70,6 +70,12 @@ train wide 2 parallel.tensor=2 train.seq_len=31 train.micro_batch=2 train.steps=
 "$mpiexec" -n 2 "$trine" sample configs/tiny-l.yaml run.dir="$scratch/wide" --prompt ab --tokens 3 parallel.tensor=2 \
     train.seq_len=31 train.micro_batch=2 >"$scratch/out" 2>&1 || fail "sample of an odd sequence: $(cat "$scratch/out")"
 
+# A benchmark's own state is trained, saved and measured.
+mkdir "$scratch/bench"
+expect 0 '^state  *2.61 MB of fp32 values in 117 boxes, from .*/trine-bench-state/step-00000004$' bench checkpoint configs/tiny-l.yaml \
+    data.train="$scratch/text" train.steps=4 parallel.tensor=2 --dir "$scratch/bench" --runs 1
+expect 0 'step-00000004 is whole' ckpt verify "$scratch/bench/trine-bench-state/step-00000004"
+
 # Five steps, a copy of the run as it was then, five more.
 mkdir "$scratch/again"
 cp -r "$scratch/straight/checkpoints" "$scratch/straight/metrics.jsonl" "$scratch/again"
