@@ -14,6 +14,7 @@ struct tr_background {
     tr_status (*work)(void *context);
     void *context;
     int nice;
+    bool started; /* and not yet finished */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t at_end;
@@ -40,32 +41,45 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-static void background_free(tr_background *background)
+tr_background *tr_background_create(void)
 {
+    tr_background *background = TR_NEW(tr_background);
+    pthread_mutex_init(&background->mutex, NULL);
+    pthread_cond_init(&background->at_end, NULL);
+    background->ended = true;
+    return background;
+}
+
+void tr_background_destroy(tr_background *background)
+{
+    if (background == NULL)
+        return;
+    if (background->started)
+        pthread_join(background->thread, NULL);
     pthread_cond_destroy(&background->at_end);
     pthread_mutex_destroy(&background->mutex);
     tr_free(background->message);
     tr_free(background);
 }
 
-tr_status tr_background_start(tr_background **out, tr_status (*work)(void *context), void *context,
-                              int nice)
+tr_status tr_background_start(tr_background *background, tr_status (*work)(void *context),
+                              void *context, int nice)
 {
-    tr_background *background = TR_NEW(tr_background);
-    *background = (tr_background){.work = work, .context = context, .nice = nice};
-    pthread_mutex_init(&background->mutex, NULL);
-    pthread_cond_init(&background->at_end, NULL);
+    TR_ASSERT(!background->started);
+    background->work = work;
+    background->context = context;
+    background->nice = nice;
+    background->ended = false;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int errnum = pthread_create(&background->thread, NULL, worker_main, background);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (errnum != 0) {
-        background_free(background);
-        return tr_fail_errno(TR_ERR_MEMORY, errnum, "a thread could not be started");
-    }
-    *out = background;
-    return TR_OK;
+    background->started = errnum == 0;
+    if (errnum == 0)
+        return TR_OK;
+    background->ended = true;
+    return tr_fail_errno(TR_ERR_MEMORY, errnum, "a thread could not be started");
 }
 
 bool tr_background_wait(tr_background *background, double seconds)
@@ -89,12 +103,14 @@ tr_status tr_background_get_status(const tr_background *background)
 
 tr_status tr_background_finish(tr_background *background)
 {
-    if (background == NULL)
+    if (!background->started)
         return TR_OK;
     pthread_join(background->thread, NULL);
-    tr_status status = background->status;
-    if (status != TR_OK)
-        status = tr_fail(status, "%s", background->message);
-    background_free(background);
-    return status;
+    background->started = false;
+    if (background->status == TR_OK)
+        return TR_OK;
+    tr_fail(background->status, "%s", background->message);
+    tr_free(background->message);
+    background->message = NULL;
+    return background->status;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "kernels/device.h"
 
@@ -88,6 +89,7 @@ tr_status tr_commit_work(void *context)
 {
     tr_commit *commit = context;
     int64_t step = commit->manifest.step;
+    commit->begin = tr_clock_seconds();
     char *folder = tr_step_temp_path(commit->dir, step);
     char *path = tr_format("%s/" TR_MANIFEST_FILE_NAME, folder);
     tr_status status = tr_manifest_write(path, &commit->manifest);
@@ -95,6 +97,7 @@ tr_status tr_commit_work(void *context)
     tr_free(folder);
     TR_TRY(status);
     TR_TRY(tr_dir_commit_finish(commit->dir, step));
+    commit->end = tr_clock_seconds();
     if (tr_dir_prune(commit->dir, &commit->keep, step) != TR_OK)
         tr_log_warning("%s", tr_error_message());
     return TR_OK;

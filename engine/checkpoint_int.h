@@ -32,6 +32,7 @@ typedef struct tr_commit {
     int num_ranks;
     tr_manifest manifest; /* whole on rank 0; elsewhere only the step, and the files */
     int64_t bytes;        /* of all files */
+    double begin, end;    /* of the work */
 } tr_commit;
 
 void tr_commit_init(tr_commit *commit, const tr_run *run);

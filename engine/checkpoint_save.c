@@ -29,13 +29,14 @@ struct tr_save {
     tr_chunk_queue *queue; /* NULL: this rank has nothing to write */
     char *path;
     int level, num_encoders;
-    tr_background *work; /* of the phase; NULL: nothing to wait for on this rank */
-    tr_status begun;     /* what starting it came to */
+    tr_background *background; /* does this rank's work of the phase, if it has any */
+    tr_status begun;           /* what starting it came to */
     char *begun_message;
     tr_shard_summary summary; /* the work's, until it has ended */
+    double writing;           /* seconds; the same */
     /* what it costs */
-    double begin, blocked;   /* seconds */
-    int64_t slowest_blocked; /* microseconds, of all ranks */
+    double begin, blocked;                    /* seconds */
+    int64_t slowest_blocked, slowest_writing; /* microseconds, of all ranks */
     double beside_seconds;
     int64_t num_beside; /* steps */
 };
@@ -45,8 +46,11 @@ struct tr_save {
 static tr_status shard_work(void *context)
 {
     tr_save *save = context;
-    return tr_shard_write_queue(save->path, save->queue, save->level, save->num_encoders,
-                                &save->summary);
+    double begin = tr_clock_seconds();
+    tr_status status = tr_shard_write_queue(save->path, save->queue, save->level,
+                                            save->num_encoders, &save->summary);
+    save->writing = tr_clock_seconds() - begin;
+    return status;
 }
 
 /* ---- life ---- */
@@ -64,7 +68,7 @@ static tr_status own_failure(tr_status status)
 
 static void work_begin(tr_save *save, tr_status (*work)(void *context), void *context)
 {
-    save->begun = own_failure(tr_background_start(&save->work, work, context, WRITER_NICE));
+    save->begun = own_failure(tr_background_start(save->background, work, context, WRITER_NICE));
     if (save->begun != TR_OK)
         save->begun_message = tr_strdup(tr_error_message());
 }
@@ -74,8 +78,7 @@ static tr_status work_end(tr_save *save)
 {
     if (save->begun != TR_OK)
         return tr_fail(save->begun, "%s", save->begun_message);
-    tr_status status = tr_background_finish(save->work);
-    save->work = NULL;
+    tr_status status = tr_background_finish(save->background);
     return status == TR_STOPPED ? TR_OK : own_failure(status);
 }
 
@@ -88,6 +91,7 @@ static tr_save *save_create(tr_run *run)
         .num_encoders = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world))};
     if (save->num_encoders > MOST_ENCODERS)
         save->num_encoders = MOST_ENCODERS;
+    save->background = tr_background_create();
     tr_commit_init(&save->commit, run);
     save->parts = tr_checkpoint_parts(run, &num_parts);
     if (num_parts == 0)
@@ -105,6 +109,7 @@ static tr_save *save_create(tr_run *run)
 
 static void save_destroy(tr_save *save)
 {
+    tr_background_destroy(save->background);
     tr_commit_clear(&save->commit);
     tr_chunk_queue_destroy(save->queue);
     tr_free(save->begun_message);
@@ -121,7 +126,6 @@ void tr_saver_clear(tr_saver *saver)
         return;
     if (save->queue != NULL)
         tr_chunk_queue_stop(save->queue);
-    tr_background_finish(save->work);
     save_destroy(save);
 }
 
@@ -153,7 +157,7 @@ static double steps_mean(const tr_saver *saver)
 static void saved_print(const tr_run *run, const tr_save *save)
 {
     char share[64] = "", beside[128] = "", room[160] = "";
-    double seconds = tr_clock_seconds() - save->begin, before = steps_mean(&run->saver);
+    double seconds = save->commit.end - save->begin, before = steps_mean(&run->saver);
     double logical = logical_bytes(&save->commit.manifest), stored = (double)save->commit.bytes;
     if (before > 0)
         snprintf(share, sizeof share, " (%.1f %% of a step)",
@@ -170,9 +174,12 @@ static void saved_print(const tr_run *run, const tr_save *save)
                  "for",
                  (double)no_room * 1e-6);
     tr_log_info(
-        "saved step %lld: %.2f MB, ratio %.2f, in %.2f s = %.3f GB/s, blocked %.1f ms%s%s%s",
+        "saved step %lld: %.2f MB, ratio %.2f, in %.2f s = %.3f GB/s (files %.2f s, commit %.2f "
+        "s), blocked %.1f ms%s%s%s",
         (long long)save->commit.manifest.step, stored * 1e-6, logical / stored, seconds,
-        logical * 1e-9 / seconds, (double)save->slowest_blocked * 1e-3, share, beside, room);
+        logical * 1e-9 / seconds, (double)save->slowest_writing * 1e-6,
+        save->commit.end - save->commit.begin, (double)save->slowest_blocked * 1e-3, share, beside,
+        room);
 }
 
 /* Rank 0: nothing stays of it, and why is told. */
@@ -229,13 +236,14 @@ void tr_save_note(tr_run *run, int64_t notes[TR_SAVE_NOTES])
         notes[i] = 0;
     if (save == NULL)
         return;
-    bool ended = save->work == NULL || tr_background_wait(save->work, 0);
+    bool ended = tr_background_wait(save->background, 0);
     tr_status status = save->begun;
-    if (ended && save->work != NULL)
-        status = tr_background_get_status(save->work);
+    if (ended && status == TR_OK)
+        status = tr_background_get_status(save->background);
     notes[TR_SAVE_RUNNING] = !ended;
     notes[TR_SAVE_FAILED] = ended && status != TR_OK && status != TR_STOPPED;
     notes[TR_SAVE_BLOCKED] = (int64_t)(save->blocked * 1e6);
+    notes[TR_SAVE_WRITING] = ended ? (int64_t)(save->writing * 1e6) : 0;
 }
 
 void tr_save_note_step(tr_run *run, double seconds)
@@ -279,6 +287,7 @@ tr_status tr_save_advance(tr_run *run, const int64_t notes[TR_SAVE_NOTES])
     if (save == NULL)
         return TR_OK;
     save->slowest_blocked = notes[TR_SAVE_BLOCKED];
+    save->slowest_writing = notes[TR_SAVE_WRITING];
     if (notes[TR_SAVE_FAILED] != 0 && save->queue != NULL)
         tr_chunk_queue_stop(save->queue);
     save->giving_up = save->giving_up || notes[TR_SAVE_FAILED] != 0;
@@ -294,8 +303,7 @@ static tr_status wait_a_moment(tr_run *run)
 {
     int64_t notes[TR_SAVE_NOTES];
     double begin = tr_clock_seconds();
-    if (run->saver.save->work != NULL)
-        tr_background_wait(run->saver.save->work, moment_of(run));
+    tr_background_wait(run->saver.save->background, moment_of(run));
     blocked_add(run, begin);
     tr_save_note(run, notes);
     begin = tr_clock_seconds();

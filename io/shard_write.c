@@ -155,12 +155,14 @@ static tr_status encoders_run(writer *w, int num_encoders)
     tr_background **helpers = TR_NEW_ARRAY(tr_background *, (size_t)num_encoders);
     for (int i = 0; i < num_encoders; i++)
         encoder_init(&encoders[i], w);
-    for (int i = 1; i < num_encoders; i++)
-        if (tr_background_start(&helpers[i], chunks_write, &encoders[i], 0) != TR_OK)
-            break;
+    for (int i = 1; i < num_encoders; i++) {
+        helpers[i] = tr_background_create();
+        tr_background_start(helpers[i], chunks_write, &encoders[i], 0);
+    }
     tr_status status = chunks_write(&encoders[0]);
     for (int i = 1; i < num_encoders; i++) {
         tr_status other = tr_background_finish(helpers[i]);
+        tr_background_destroy(helpers[i]);
         status = status == TR_OK ? other : status;
     }
     for (int i = 0; i < num_encoders; i++)

@@ -1,7 +1,7 @@
 /* Checkpoints written beside the steps, on 4 ranks whose writers are slow: the run has the bits it would have without, the
  * files those that a save between two steps would have written, and no failure or delay of a writer harms the run.
  *
- * Linked with --wrap=write: on other threads than the first, which are the writers, each write sleeps, and can fail. */
+ * Linked with --wrap=write: on other threads than the first, which are the writers, each write sleeps; and can fail, in files of one name. */
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -22,8 +22,9 @@ static char folder[FX_FOLDER];
 
 /* ---- slow writers ---- */
 
-static _Atomic double write_delay;       /* seconds of each write of a writer */
-static atomic_int writes_left = INT_MAX; /* until they fail */
+static _Atomic double write_delay;              /* seconds of each write of a writer */
+static atomic_int writes_left = INT_MAX;        /* until they fail */
+static const char *_Atomic fails_in = "shard-"; /* what the path holds of a file in which they do */
 
 ssize_t __real_write(int fd, const void *bytes, size_t size);
 ssize_t __wrap_write(int fd, const void *bytes, size_t size);
@@ -33,7 +34,11 @@ ssize_t __wrap_write(int fd, const void *bytes, size_t size)
     if (syscall(SYS_gettid) == getpid())
         return __real_write(fd, bytes, size);
     tr_clock_sleep(write_delay);
-    if (writes_left != INT_MAX && writes_left-- <= 0) {
+    char link[64], path[512];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length > 0 ? length : 0] = '\0';
+    if (writes_left != INT_MAX && strstr(path, fails_in) != NULL && writes_left-- <= 0) {
         errno = ENOSPC;
         return -1;
     }
@@ -347,16 +352,13 @@ static void test_failing_writer(fx_job *job)
             fx_check(job, access(path, F_OK) != 0, "%s is there", path);
         }
     }
-    /* The manifest's writer: on rank 0, after its shard. */
+    fails_in = "manifest.json"; /* when all shards are there */
+    writes_left = 0;
     write_delay = 0;
     save(&fx);
-    if (job->rank == 0)
-        while (fx.run->saver.save != NULL && latest_of("fails") == 1 && writes_left == INT_MAX) {
-            tr_clock_sleep(0.3);
-            writes_left = 0;
-        }
     save_wait(&fx);
     writes_left = INT_MAX;
+    fails_in = "shard-";
     fx_check(job, tr_run_save_failed(fx.run), "nobody noticed that the manifest was not written");
     steps(&fx, 2, failed + 4);
     save(&fx);
@@ -394,7 +396,93 @@ static void test_not_finite(fx_job *job)
     fx_close(&fx);
 }
 
+/* Numbers go wrong while a healthy state is being written: it is kept. */
+static void test_numerics(fx_job *job)
+{
+    tr_metrics metrics[2];
+    fx_run fx;
+    fx_open(job, &fx, "g",
+            settings("parallel.data=2 parallel.tensor=2", "numerics",
+                     "checkpoint.every=1000 train.max_skips=1"),
+            NULL, NULL);
+    steps(&fx, 1, metrics);
+    write_delay = 0.01;
+    save(&fx);
+    float *values = fx_tensor(&fx, 0, TR_TENSOR_MASTER);
+    values[3] = NAN;
+    fx_need(job, tr_run_param_set(fx.run, 0, TR_TENSOR_MASTER, values));
+    fx_need(job, tr_run_params_changed(fx.run));
+    tr_free(values);
+    fx_check(job, tr_run_step(fx.run, metrics) == TR_ERR_NUMERICS, "a step with NaN in it");
+    fx_check(job, is_saving(&fx), "the save has ended");
+    save_wait(&fx);
+    fx_check(job, !tr_run_save_failed(fx.run), "the healthy state is not saved");
+    if (job->rank == 0)
+        fx_check(job, latest_of("numerics") == 1, "latest is %lld",
+                 (long long)latest_of("numerics"));
+    fx_close(&fx);
+}
+
 /* ---- memory ---- */
+
+/* Kilobytes of this process: VmRSS, or VmHWM, the peak of it since peak_reset. */
+static int64_t resident(const char *field)
+{
+    char line[256];
+    long long kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, field, strlen(field)) == 0)
+            kib = atoll(line + strlen(field) + 1);
+    if (file != NULL)
+        fclose(file);
+    return kib;
+}
+
+static void peak_reset(void)
+{
+    FILE *file = fopen("/proc/self/clear_refs", "w");
+    if (file == NULL || fputs("5", file) < 0 || fclose(file) != 0)
+        abort();
+}
+
+/* Beside the pool, a save needs three chunks and zstd's memory, however large the state (21 MB a rank here). */
+static void test_memory(fx_job *job)
+{
+    static const struct {
+        const char *settings;
+        int64_t most_kib;
+    } cases[] = {{"", 15 << 10},
+                 {"checkpoint.level=0", 8 << 10},
+                 {"checkpoint.async=false", 12 << 10},
+                 {"checkpoint.snapshot_mb=5", 15 << 10}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char more[256], name[32];
+        tr_metrics metrics[3];
+        fx_run fx;
+        snprintf(name, sizeof name, "memory-%zu", i);
+        snprintf(more, sizeof more, "checkpoint.every=1000 device.threads=1 %s", cases[i].settings);
+        fx_open(job, &fx, "l",
+                settings("parallel.data=4 model.layers=2 model.hidden=512 model.ffn=1408 "
+                         "train.global_batch=4 train.seq_len=16",
+                         name, more),
+                NULL, NULL);
+        steps(&fx, 2, metrics);
+        int64_t before = resident("VmRSS:");
+        peak_reset();
+        save(&fx);
+        steps(&fx, 1, metrics);
+        save_wait(&fx);
+        int64_t more_kib = resident("VmHWM:") - before;
+        fx_check(job, fx.run->bytes[TR_MEM_OPTIMIZER] > 15 << 20, "a state of %zu bytes",
+                 fx.run->bytes[TR_MEM_OPTIMIZER]);
+        fx_check(job, more_kib < cases[i].most_kib, "%s: %lld KiB more while saving", more,
+                 (long long)more_kib);
+        if (job->rank == 0)
+            printf("%s: %lld KiB\n", more, (long long)more_kib);
+        fx_close(&fx);
+    }
+}
 
 /* The pool is the rank's share of the state where that is smaller than the setting: all ranks' are the state once, but for what tensor ranks have in common. */
 static void test_pool(fx_job *job)
@@ -454,6 +542,8 @@ int main(int argc, char **argv)
         {"slower_than_the_deadline", test_slower_than_the_deadline},
         {"failing_writer", test_failing_writer},
         {"not_finite", test_not_finite},
+        {"numerics", test_numerics},
+        {"memory", test_memory},
         {"pool", test_pool},
     };
     fx_job job = fx_begin(&argc, &argv);

@@ -1,16 +1,26 @@
 /* A step of our own code takes nothing from the heap, and a long run grows nowhere.
  *
- * Linked with --wrap: allocations of the libraries of this tree are counted, those inside MPI and oneDNN are not. */
+ * Linked with --wrap: allocations of the libraries of this tree are counted, those inside MPI and oneDNN are not; beside a save, those of
+ * the thread that makes the steps. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
+#include "engine/checkpoint.h"
 #include "tests/parallel/run_fixture.h"
 
-static bool counting;
+static bool counting, counting_first_thread;
 static int64_t num_allocations;
+
+static void allocation_count(void)
+{
+    if (counting || (counting_first_thread && syscall(SYS_gettid) == getpid()))
+        num_allocations++;
+}
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -25,31 +35,31 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
 
 void *__wrap_malloc(size_t bytes)
 {
-    num_allocations += counting;
+    allocation_count();
     return __real_malloc(bytes);
 }
 
 void *__wrap_calloc(size_t count, size_t bytes)
 {
-    num_allocations += counting;
+    allocation_count();
     return __real_calloc(count, bytes);
 }
 
 void *__wrap_realloc(void *pointer, size_t bytes)
 {
-    num_allocations += counting;
+    allocation_count();
     return __real_realloc(pointer, bytes);
 }
 
 int __wrap_posix_memalign(void **pointer, size_t alignment, size_t bytes)
 {
-    num_allocations += counting;
+    allocation_count();
     return __real_posix_memalign(pointer, alignment, bytes);
 }
 
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
 {
-    num_allocations += counting;
+    allocation_count();
     return __real_aligned_alloc(alignment, bytes);
 }
 
@@ -98,6 +108,44 @@ static void steps_allocate_nothing(fx_job *job)
         fx_check(job, num_allocations == 1, "allocations are not counted");
         fx_close(&fx);
     }
+}
+
+/* From the step after a save began until some steps after its end, which a step sees to. */
+static void steps_beside_a_save_allocate_nothing(fx_job *job)
+{
+    if (!fx_case(job, "steps beside a save allocate nothing"))
+        return;
+    static const char *const layouts[] = {
+        "parallel.data=2 parallel.tensor=2 parallel.pipeline=2 checkpoint.every=1000",
+        "parallel.data=8 parallel.zero=3 checkpoint.every=1000 checkpoint.snapshot_mb=0"};
+    char folder[FX_FOLDER];
+    fx_folder_make(job, folder);
+    for (int i = 0; i < 2; i++) {
+        fx_run fx;
+        tr_metrics metrics;
+        int after = 0, beside = 0;
+        char *text = tr_format("%s checkpoint.dir=%s", layouts[i], folder);
+        fx_open(job, &fx, "g", text, NULL, NULL);
+        tr_free(text);
+        for (int step = 0; step < 3; step++)
+            fx_step(&fx, &metrics);
+        fx_need(job, tr_run_save(fx.run));
+        while (after < 2) {
+            num_allocations = 0;
+            counting_first_thread = true;
+            fx_step(&fx, &metrics);
+            counting_first_thread = false;
+            fx_check(job, num_allocations == 0, "%s: step %lld: %lld allocations", layouts[i],
+                     (long long)metrics.step, (long long)num_allocations);
+            bool saving = fx.run->saver.save != NULL;
+            beside += saving;
+            after += !saving;
+        }
+        fx_check(job, beside > 0 && !tr_run_save_failed(fx.run), "%s: %d steps beside the save",
+                 layouts[i], beside);
+        fx_close(&fx);
+    }
+    fx_folder_remove(job, folder);
 }
 
 static int64_t resident_kib(void)
@@ -201,6 +249,7 @@ int main(int argc, char **argv)
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
     steps_allocate_nothing(&job);
+    steps_beside_a_save_allocate_nothing(&job);
     long_run_grows_nowhere(&job);
     turns_grow_nowhere(&job);
     return fx_end(&job);

@@ -182,11 +182,11 @@ static void test_files_do_not_depend_on_encoders_or_changes(void **state)
                           .queue = tr_chunk_queue_create(&part, 1, BIG_CHUNK),
                           .level = level,
                           .num_encoders = 1 + round / 3 % 4};
-        tr_background *background;
+        tr_background *background = tr_background_create();
         bool changes = round >= 12;
         if (changes)
             tr_chunk_queue_set_pool(work.queue, pool, round < 24 ? BIG * sizeof(float) : 100000);
-        assert_int_equal(tr_background_start(&background, file_write, &work, 0), TR_OK);
+        assert_int_equal(tr_background_start(background, file_write, &work, 0), TR_OK);
         if (changes) {
             while (!tr_chunk_queue_preserve(work.queue, 0.001)) {
             }
@@ -194,6 +194,7 @@ static void test_files_do_not_depend_on_encoders_or_changes(void **state)
                 big[i] = -1;
         }
         assert_int_equal(tr_background_finish(background), TR_OK);
+        tr_background_destroy(background);
         assert_int_equal(work.summary.bytes, summary.bytes);
         assert_true(tr_hash128_equal(work.summary.hash, summary.hash));
         assert_true(tr_hash128_equal(work.summary.table_hash, summary.table_hash));
