@@ -55,7 +55,7 @@ stopped file file
 
 # A folder that a running job writes is not another job's.
 what='two jobs in one folder'
-start 4 train $config "run.dir=$scratch/shared"
+start 4 train $config "run.dir=$scratch/shared" train.steps=100000 # for as long as the others need to look
 await_step shared 2
 job 2 train $config "run.dir=$scratch/shared" parallel.tensor=1
 expect 2 'is in use by another job'
