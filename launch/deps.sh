@@ -14,7 +14,7 @@ libdnnl-dev ocl-icd-opencl-dev
 libyaml-dev libzstd-dev libjansson-dev libxxhash-dev zlib1g-dev
 libcmocka-dev
 python3-numpy python3-zstandard python3-xxhash
-clang libclang-rt-dev
+clang libclang-rt-dev libomp-dev
 dict-gcide
 "
 
