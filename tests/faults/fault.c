@@ -3,7 +3,7 @@
  * TRINE_FAULT=RANK,CALL,NUMBER,ACTION: on rank RANK (PMI_RANK, as the launcher gives it; -1: all), the NUMBER-th call (from 1)
  * of CALL does ACTION. Calls and where trine makes them: logf, once a row of attention's forward; MPI_Isend, inside collectives
  * and pipeline sends with parallel.inside=mpi; MPI_Finalize; fsync, inside a save; memcpy, only in threads that block all signals, which
- * is the data loader, twice a sequence; write, pread, rename and flush (fsync), of checkpoints and their files; save, all that changes
+ * is the data loader, twice a sequence; write, pread, rename, flush (fsync) and unlinkat, of checkpoints and their files; save, all that changes
  * the folder of checkpoints: write, fsync, rename, mkdir, rmdir, unlinkat.
  * Actions: kill, segv, exit (status 1); nan (once), nans and shift (a hundredth more), from then on, change what logf returns; sleepN
  * delays by N microseconds from then on; full and eio: from then on calls on files fail with ENOSPC, EIO; glitch: that call fails with EIO;
@@ -33,6 +33,7 @@ typedef enum fault_call {
     CALL_PREAD,
     CALL_RENAME,
     CALL_FLUSH,
+    CALL_UNLINKAT,
     CALL_SAVE
 } fault_call;
 
@@ -48,7 +49,7 @@ static fault_call call_named(const char *name)
 {
     static const char *const names[] = {"",       "logf",   "MPI_Isend", "MPI_Finalize",
                                         "fsync",  "memcpy", "write",     "pread",
-                                        "rename", "flush",  "save"};
+                                        "rename", "flush",  "unlinkat",  "save"};
     for (int i = CALL_LOGF; i <= CALL_SAVE; i++)
         if (strcmp(names[i], name) == 0)
             return (fault_call)i;
@@ -217,7 +218,8 @@ int unlinkat(int folder, const char *name, int flags)
     static int (*real)(int, const char *, int);
     if (real == NULL)
         real = (int (*)(int, const char *, int))dlsym(RTLD_NEXT, "unlinkat");
-    return fails(fault_at(CALL_SAVE)) ? -1 : real(folder, name, flags);
+    return fails(fault_at(CALL_SAVE)) || fails(fault_at(CALL_UNLINKAT)) ? -1
+                                                                        : real(folder, name, flags);
 }
 
 static int loader_is(void)

@@ -51,7 +51,7 @@ killed()
     [ "$how" != rank ] || action="$place,kill" what="$what, at $place"
     genv="-genv LD_PRELOAD $fault -genv TRINE_FAULT $action"
     : >"$scratch/mark"
-    start 4 train $config "run.dir=$scratch/run" checkpoint.every=2 checkpoint.async=$async
+    start 4 train $config "run.dir=$scratch/run" checkpoint.every=2 checkpoint.keep=1 checkpoint.async=$async
     genv=
     if [ "$how" != rank ]; then
         what="$what, $pause s into saving"
@@ -84,7 +84,9 @@ killed()
 }
 
 lives=0
-for place in 1,write,1 1,write,20 0,flush,2 0,rename,1 0,rename,2; do # before its part, in it; no whole manifest, all but the name, all but latest
+# Before a rank's part, in it; no whole manifest, all but the name, all but latest; while the checkpoint before is removed, behind the
+# files of one that the last life left.
+for place in 1,write,1 1,write,20 0,flush,2 0,rename,1 0,rename,2 0,unlinkat,7; do
     killed rank $place
 done
 for _ in $(seq "$each"); do
