@@ -195,8 +195,10 @@ job 2 train $config "run.dir=$own/shut"
 expect 1 'checkpoint.dir: cannot write in .*shut/checkpoints: Permission denied'
 [ ! -e "$own/shut/metrics.jsonl" ] || fail "$what: it trained"
 what='a run folder that may not be made'
-job 2 train $config "run.dir=$scratch/forbidden"
-expect 1 'forbidden: cannot make the folder: Permission denied'
+mkdir "$scratch/closed"
+chmod 555 "$scratch/closed"
+job 2 train $config "run.dir=$scratch/closed/run"
+expect 1 'closed/run: cannot make the folder: Permission denied'
 
 what='a folder that may not be written any more'
 start 2 train $config "run.dir=$own/later" train.steps=100000 checkpoint.keep=1
