@@ -23,12 +23,13 @@ typedef struct mesh_level {
     int data, tensor, pipeline;
 } mesh_level;
 
-/* Products of 1, 2 and 4 heads per rank with up to 8 ranks. */
+/* Products of 1, 2 and 4 heads per rank with up to 8 ranks; the last seven not in pairs. */
 static const mesh_level meshes[] = {
-    {1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {6, 1, 1}, {7, 1, 1}, {8, 1, 1},
-    {1, 1, 2}, {1, 1, 3}, {1, 1, 4}, {1, 1, 5}, {1, 1, 6}, {1, 1, 7}, {1, 1, 8}, {2, 1, 2},
-    {3, 1, 2}, {4, 1, 2}, {2, 1, 3}, {2, 1, 4}, {1, 2, 1}, {2, 2, 1}, {3, 2, 1}, {4, 2, 1},
-    {1, 2, 2}, {1, 2, 3}, {1, 2, 4}, {2, 2, 2}, {1, 4, 1}, {2, 4, 1}, {1, 4, 2}};
+    {1, 1, 1}, {2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {5, 1, 1}, {7, 1, 1}, {8, 1, 1}, {1, 1, 2},
+    {1, 1, 4}, {1, 1, 5}, {1, 1, 8}, {2, 1, 2}, {4, 1, 2}, {2, 1, 3}, {2, 1, 4}, {1, 2, 1},
+    {2, 2, 1}, {3, 2, 1}, {4, 2, 1}, {1, 2, 2}, {2, 2, 2}, {1, 4, 1}, {2, 4, 1}, {1, 4, 2},
+    {6, 1, 1}, {1, 1, 3}, {1, 1, 6}, {1, 1, 7}, {3, 1, 2}, {1, 2, 3}, {1, 2, 4}};
+enum { NUM_PAIR_MESHES = sizeof meshes / sizeof meshes[0] - 7 };
 static const struct {
     const char *schedule;
     int chunks;
@@ -270,23 +271,24 @@ static void row_run(fx_job *job, references *r, const tr_covering_row *row)
 
 static void covering_run(fx_job *job, int strength)
 {
-    const tr_covering covering = {.num_factors = NUM_FACTORS,
-                                  .num_levels = {[MODEL] = COUNT(models),
-                                                 [NUMERICS] = strength == 2 ? 2 : COUNT(numerics),
-                                                 [MESH] = COUNT(meshes),
-                                                 [PIPE] = COUNT(pipes),
-                                                 [RECOMPUTE] = COUNT(recomputes),
-                                                 [ORDER] = COUNT(orders),
-                                                 [ZERO] = 4,
-                                                 [SHARD] = 3,
-                                                 [BUCKET] = COUNT(buckets),
-                                                 [OVERLAP] = 2,
-                                                 [THREADS] = 2,
-                                                 [SEQUENCE] = 2,
-                                                 [INSIDE] = 2,
-                                                 [SLICES] = COUNT(slices)},
-                                  .strength = strength,
-                                  .legal = row_legal};
+    const tr_covering covering = {
+        .num_factors = NUM_FACTORS,
+        .num_levels = {[MODEL] = COUNT(models),
+                       [NUMERICS] = strength == 2 ? 2 : COUNT(numerics),
+                       [MESH] = strength == 2 ? NUM_PAIR_MESHES : COUNT(meshes),
+                       [PIPE] = COUNT(pipes),
+                       [RECOMPUTE] = COUNT(recomputes),
+                       [ORDER] = COUNT(orders),
+                       [ZERO] = 4,
+                       [SHARD] = 3,
+                       [BUCKET] = COUNT(buckets),
+                       [OVERLAP] = 2,
+                       [THREADS] = 2,
+                       [SEQUENCE] = 2,
+                       [INSIDE] = 2,
+                       [SLICES] = COUNT(slices)},
+        .strength = strength,
+        .legal = row_legal};
     int num_rows, num_missed;
     tr_covering_row *rows = tr_covering_make(&covering, &num_rows, &num_missed);
     qsort(rows, (size_t)num_rows, sizeof *rows, row_compare);
