@@ -442,10 +442,7 @@ static void test_lost_disk(fx_job *job)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(fx_job *job);
-    } cases[] = {
+    static const fx_named_case cases[] = {
         {"any_layout", test_any_layout},
         {"reads", test_reads},
         {"memory", test_memory},
@@ -454,9 +451,7 @@ int main(int argc, char **argv)
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
     fx_folder_make(&job, folder);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (fx_case(&job, cases[i].name))
-            cases[i].run(&job);
+    fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     if (job.only != NULL && fx_case(&job, "two_nodes"))
         test_two_nodes(&job);
     fx_folder_remove(&job, folder);

@@ -44,12 +44,6 @@ static void save(fx_run *fx)
     fx_check(fx->job, !tr_run_save_failed(fx->run), "a save failed");
 }
 
-static void steps(fx_run *fx, int count, tr_metrics *metrics)
-{
-    for (int i = 0; i < count; i++)
-        fx_step(fx, &metrics[i]);
-}
-
 static bool step_equal(const tr_metrics *a, const tr_metrics *b)
 {
     return a->step == b->step && a->first_sample == b->first_sample && a->loss == b->loss &&
@@ -64,14 +58,14 @@ static void stop_and_go(fx_job *job, const char *name, const char *settings, int
     fx_run fx;
     fx_state got = {0};
     open_run(job, &fx, "none", settings);
-    steps(&fx, count, straight);
+    fx_steps(&fx, count, straight);
     *state = fx_state_take(&fx);
     fx_close(&fx);
     for (int at = 0; at < count; at += leg) {
         open_run(job, &fx, name, settings);
         if (at > 0)
             resume(&fx, at);
-        steps(&fx, leg, metrics);
+        fx_steps(&fx, leg, metrics);
         save(&fx);
         for (int s = 0; s < leg && job->rank == 0; s++)
             fx_check(job, step_equal(&metrics[s], &straight[at + s]),
@@ -165,7 +159,7 @@ static void weights_taken(fx_job *job, const char *name, const char *settings,
     open_run(job, &fx, name, still);
     resume(&fx, 0);
     double loss = evaluate(&fx);
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     double after = evaluate(&fx);
     fx_state got = fx_state_take(&fx);
     if (job->rank == 0)
@@ -177,7 +171,7 @@ static void weights_taken(fx_job *job, const char *name, const char *settings,
 
     open_run(job, &fx, name, moving);
     resume(&fx, 0);
-    steps(&fx, 3, metrics);
+    fx_steps(&fx, 3, metrics);
     after = evaluate(&fx);
     if (job->rank == 0)
         fx_check(job, after < saved_loss + 0.1 * (first_loss - saved_loss),
@@ -199,7 +193,7 @@ static void test_weights_only(fx_job *job)
         char *source = tr_format("%s parallel.data=2 train.lr=5e-3", base);
         open_run(job, &fx, name, source);
         double first_loss = evaluate(&fx);
-        steps(&fx, 12, metrics);
+        fx_steps(&fx, 12, metrics);
         double saved_loss = evaluate(&fx);
         save(&fx);
         fx_state saved = fx_state_take(&fx);
@@ -229,7 +223,7 @@ static void test_rate(fx_job *job)
     tr_metrics straight[12], metrics[12];
     fx_run fx;
     open_run(job, &fx, "none", RATE);
-    steps(&fx, 12, straight);
+    fx_steps(&fx, 12, straight);
     fx_close(&fx);
     int at = 0;
     for (int i = 0; i < 5; i++) {
@@ -241,7 +235,7 @@ static void test_rate(fx_job *job)
             if (turn < turns - 1)
                 save(&fx);
             else
-                steps(&fx, stops[i] - at, metrics + at);
+                fx_steps(&fx, stops[i] - at, metrics + at);
             if (turn == turns - 1)
                 save(&fx);
             fx_close(&fx);
@@ -281,7 +275,7 @@ static void test_changed_rate(fx_job *job)
     tr_metrics metrics[6];
     fx_run fx;
     open_run(job, &fx, "schedule", RATE);
-    steps(&fx, 6, metrics);
+    fx_steps(&fx, 6, metrics);
     save(&fx);
     fx_close(&fx);
     for (int i = 0; i < 4; i++) {
@@ -290,7 +284,7 @@ static void test_changed_rate(fx_job *job)
         if (job->rank == 0)
             fx_check(job, tr_log_file_open(path), "cannot write %s", path);
         resume(&fx, 6);
-        steps(&fx, 1, metrics);
+        fx_steps(&fx, 1, metrics);
         if (job->rank == 0) {
             tr_log_file_close();
             int said = lines_with(path, "the mathematics changed");
@@ -347,10 +341,7 @@ static void test_missing_file(fx_job *job)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(fx_job *job);
-    } cases[] = {
+    static const fx_named_case cases[] = {
         {"stop_and_go", test_stop_and_go},   {"small_updates", test_small_updates},
         {"weights_only", test_weights_only}, {"rate", test_rate},
         {"changed_rate", test_changed_rate}, {"missing_file", test_missing_file},
@@ -358,9 +349,7 @@ int main(int argc, char **argv)
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
     fx_folder_make(&job, folder);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (fx_case(&job, cases[i].name))
-            cases[i].run(&job);
+    fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     fx_folder_remove(&job, folder);
     return fx_end(&job);
 }

@@ -19,31 +19,6 @@
 
 static char folder[FX_FOLDER]; /* of the whole test, the same on all ranks */
 
-/* "SETTINGS checkpoint.dir=FOLDER/NAME MORE"; each of the last four stays valid. */
-static const char *settings(const char *base, const char *name, const char *more)
-{
-    static char texts[4][1000];
-    static int next;
-    char *text = texts[next++ % 4];
-    snprintf(text, sizeof texts[0], "%s checkpoint.dir=%s/%s %s", base, folder, name, more);
-    return text;
-}
-
-static const char *in_folder(const char *name)
-{
-    static char paths[4][512];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
-static void steps(fx_run *fx, int count, tr_metrics *metrics)
-{
-    for (int i = 0; i < count; i++)
-        fx_step(fx, &metrics[i]);
-}
-
 static void save(fx_run *fx)
 {
     if (fx->run == NULL)
@@ -75,18 +50,18 @@ static void same_layout(fx_job *job, const char *model, const char *base, const 
 {
     tr_metrics straight[10], again[5];
     fx_run fx;
-    fx_open(job, &fx, model, settings(base, name, ""), NULL, NULL);
-    steps(&fx, 5, straight);
+    fx_open(job, &fx, model, fx_settings(folder, base, name, ""), NULL, NULL);
+    fx_steps(&fx, 5, straight);
     save(&fx);
-    steps(&fx, 5, straight + 5);
+    fx_steps(&fx, 5, straight + 5);
     fx_state expected = fx_state_take(&fx);
     double scale = fx.run != NULL ? fx.run->scaler.scale : 0;
     int64_t good_steps = fx.run != NULL ? fx.run->scaler.good_steps : 0;
     fx_close(&fx);
 
-    fx_open(job, &fx, model, settings(base, name, ""), NULL, NULL);
+    fx_open(job, &fx, model, fx_settings(folder, base, name, ""), NULL, NULL);
     fx_need(job, resume(&fx, 5));
-    steps(&fx, 5, again);
+    fx_steps(&fx, 5, again);
     fx_state got = fx_state_take(&fx);
     if (fx.run != NULL) {
         for (int i = 0; i < 5; i++) {
@@ -162,10 +137,11 @@ static void other_layouts(fx_job *job, const char *model)
     tr_metrics straight[8], again[3];
     fx_run fx;
     snprintf(from, sizeof from, "from-%s", model);
-    fx_open(job, &fx, model, settings(base, from, "train.reduction_leaves=2"), NULL, NULL);
-    steps(&fx, 5, straight);
+    fx_open(job, &fx, model, fx_settings(folder, base, from, "train.reduction_leaves=2"), NULL,
+            NULL);
+    fx_steps(&fx, 5, straight);
     save(&fx);
-    steps(&fx, 3, straight + 5);
+    fx_steps(&fx, 3, straight + 5);
     fx_close(&fx);
     snprintf(from_path, sizeof from_path, "%s/%s/step-00000005", folder, from);
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
@@ -174,12 +150,12 @@ static void other_layouts(fx_job *job, const char *model)
         snprintf(to_path, sizeof to_path, "%s/%s/step-00000005", folder, to);
         snprintf(resume_text, sizeof resume_text, "checkpoint.resume=%s checkpoint.level=%zu",
                  from_path, i % 3);
-        fx_open(job, &fx, model, settings(layouts[i], to, resume_text), NULL, NULL);
+        fx_open(job, &fx, model, fx_settings(folder, layouts[i], to, resume_text), NULL, NULL);
         fx_need(job, resume(&fx, 5));
         save(&fx); /* at once: the same state, cut in another way */
         fx_gather(job);
         check_hashes(job, from_path, to_path);
-        steps(&fx, 3, again);
+        fx_steps(&fx, 3, again);
         for (int s = 0; s < 3 && fx.run != NULL && fx.cfg.train.global_batch == 24; s++)
             fx_check(job, fabs(again[s].loss - straight[5 + s].loss) < 1e-5 * straight[5 + s].loss,
                      "%s: loss of step %d is %.9f, not %.9f", layouts[i], 6 + s, again[s].loss,
@@ -255,11 +231,11 @@ static void test_damage(fx_job *job)
         const char *file = "";
         snprintf(name, sizeof name, "damage-%d", kind);
         snprintf(path, sizeof path, "%s/%s/step-00000004", folder, name);
-        fx_open(job, &fx, "g", settings(base, name, ""), NULL, NULL);
-        steps(&fx, 2, metrics);
+        fx_open(job, &fx, "g", fx_settings(folder, base, name, ""), NULL, NULL);
+        fx_steps(&fx, 2, metrics);
         save(&fx);
         fx_state older = fx_state_take(&fx);
-        steps(&fx, 2, metrics + 2);
+        fx_steps(&fx, 2, metrics + 2);
         save(&fx);
         fx_close(&fx);
         if (job->rank == 0)
@@ -268,7 +244,7 @@ static void test_damage(fx_job *job)
 
         /* By name: every rank refuses, and no rank has changed anything. */
         snprintf(more, sizeof more, "checkpoint.resume=%s", path);
-        fx_open(job, &fx, "g", settings(base, "none", more), NULL, NULL);
+        fx_open(job, &fx, "g", fx_settings(folder, base, "none", more), NULL, NULL);
         fx_state before = fx_state_take(&fx);
         tr_status status = resume(&fx, 4);
         fx_state after = fx_state_take(&fx);
@@ -283,7 +259,7 @@ static void test_damage(fx_job *job)
         fx_close(&fx);
 
         /* auto: the older one. */
-        fx_open(job, &fx, "g", settings(base, name, ""), NULL, NULL);
+        fx_open(job, &fx, "g", fx_settings(folder, base, name, ""), NULL, NULL);
         fx_need(job, resume(&fx, 2));
         fx_state loaded = fx_state_take(&fx);
         if (fx.run != NULL)
@@ -303,28 +279,28 @@ static void test_unfinished(fx_job *job)
     static const char *const base = "parallel.data=2";
     tr_metrics metrics[2];
     fx_run fx;
-    if (job->rank == 0 && (mkdir(in_folder("unfinished"), 0777) != 0 ||
-                           mkdir(in_folder("unfinished/step-00000007.tmp"), 0777) != 0 ||
-                           mkdir(in_folder("unfinished/step-00000009"), 0777) != 0))
+    if (job->rank == 0 && (mkdir(fx_in_folder(folder, "unfinished"), 0777) != 0 ||
+                           mkdir(fx_in_folder(folder, "unfinished/step-00000007.tmp"), 0777) != 0 ||
+                           mkdir(fx_in_folder(folder, "unfinished/step-00000009"), 0777) != 0))
         abort();
     fx_gather(job);
-    fx_open(job, &fx, "g", settings(base, "unfinished", ""), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, base, "unfinished", ""), NULL, NULL);
     fx_need(job, resume(&fx, -1));
-    steps(&fx, 2, metrics);
+    fx_steps(&fx, 2, metrics);
     save(&fx);
     fx_close(&fx);
-    fx_open(job, &fx, "g", settings(base, "unfinished", ""), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, base, "unfinished", ""), NULL, NULL);
     fx_need(job, resume(&fx, 2));
     fx_close(&fx);
     if (job->rank == 0) {
-        fx_check(job, access(in_folder("unfinished/step-00000007.tmp"), F_OK) != 0,
+        fx_check(job, access(fx_in_folder(folder, "unfinished/step-00000007.tmp"), F_OK) != 0,
                  "what the killed run left is still there");
-        fx_check(job, access(in_folder("unfinished/step-00000009"), F_OK) == 0,
+        fx_check(job, access(fx_in_folder(folder, "unfinished/step-00000009"), F_OK) == 0,
                  "a folder that is not ours was removed");
-        unlink(in_folder("unfinished/step-00000002/shard-00001.bin"));
+        unlink(fx_in_folder(folder, "unfinished/step-00000002/shard-00001.bin"));
     }
     fx_gather(job);
-    fx_open(job, &fx, "g", settings(base, "unfinished", ""), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, base, "unfinished", ""), NULL, NULL);
     tr_status status = resume(&fx, 2);
     if (fx.run != NULL)
         fx_check(job,
@@ -332,7 +308,8 @@ static void test_unfinished(fx_job *job)
                      strstr(tr_error_message(), "shard-00001.bin") != NULL,
                  "status %d: %s", (int)status, tr_error_message());
     fx_close(&fx);
-    fx_open(job, &fx, "g", settings(base, "unfinished", "checkpoint.resume=none"), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, base, "unfinished", "checkpoint.resume=none"), NULL,
+            NULL);
     fx_need(job, resume(&fx, -1));
     fx_close(&fx);
 }
@@ -355,10 +332,10 @@ static void test_disk_full(fx_job *job)
     int64_t latest = 0;
     fx_run fx;
     signal(SIGXFSZ, SIG_IGN);
-    fx_open(job, &fx, "g", settings(base, "full", ""), NULL, NULL);
-    steps(&fx, 1, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, base, "full", ""), NULL, NULL);
+    fx_steps(&fx, 1, metrics);
     save(&fx);
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     for (int culprit = 0; culprit < 8; culprit += 5) { /* the manifest's writer and another */
         if (job->rank == culprit)
             files_limit(20000);
@@ -368,18 +345,18 @@ static void test_disk_full(fx_job *job)
         fx_check(job, tr_run_save_failed(fx.run), "rank %d could not write, and nobody knows",
                  culprit);
         if (job->rank == 0) {
-            fx_check(job, tr_dir_latest_read(in_folder("full"), &latest) && latest == 1,
+            fx_check(job, tr_dir_latest_read(fx_in_folder(folder, "full"), &latest) && latest == 1,
                      "latest moved to %lld", (long long)latest);
             fx_check(job,
-                     access(in_folder("full/step-00000002"), F_OK) != 0 &&
-                         access(in_folder("full/step-00000002.tmp"), F_OK) != 0,
+                     access(fx_in_folder(folder, "full/step-00000002"), F_OK) != 0 &&
+                         access(fx_in_folder(folder, "full/step-00000002.tmp"), F_OK) != 0,
                      "a part of the checkpoint is there");
         }
     }
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     save(&fx);
     fx_close(&fx);
-    fx_open(job, &fx, "g", settings(base, "full", ""), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, base, "full", ""), NULL, NULL);
     fx_need(job, resume(&fx, 3));
     fx_close(&fx);
 }
@@ -389,10 +366,11 @@ static void test_not_finite(fx_job *job)
 {
     tr_metrics metrics[2];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=2", "finite", "checkpoint.keep=1"), NULL, NULL);
-    steps(&fx, 1, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=2", "finite", "checkpoint.keep=1"),
+            NULL, NULL);
+    fx_steps(&fx, 1, metrics);
     save(&fx);
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     if (fx.run != NULL) {
         float *values = fx_tensor(&fx, 0, TR_TENSOR_MASTER);
         values[1] = NAN;
@@ -403,7 +381,7 @@ static void test_not_finite(fx_job *job)
         fx_check(job, tr_run_save_failed(fx.run), "NaN was saved");
     }
     fx_close(&fx);
-    fx_open(job, &fx, "g", settings("parallel.data=2", "finite", ""), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=2", "finite", ""), NULL, NULL);
     fx_need(job, resume(&fx, 1));
     fx_close(&fx);
 }
@@ -425,18 +403,22 @@ static void test_another_model(fx_job *job)
 {
     tr_metrics metrics[2];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=2 train.optimizer=sgd", "model", ""), NULL,
-            NULL);
-    steps(&fx, 2, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=2 train.optimizer=sgd", "model", ""),
+            NULL, NULL);
+    fx_steps(&fx, 2, metrics);
     save(&fx);
     fx_close(&fx);
     const char *sgd = "train.optimizer=sgd";
-    expect_refused(job, "l", settings("parallel.tensor=2 train.optimizer=sgd", "model", ""),
+    expect_refused(job, "l",
+                   fx_settings(folder, "parallel.tensor=2 train.optimizer=sgd", "model", ""),
                    "wte.weight");
-    expect_refused(job, "g", settings(sgd, "model", "model.ffn=128"), "c_fc.weight is 256 x 64");
-    expect_refused(job, "g", settings(sgd, "model", "model.layers=5"), "h.4.");
-    expect_refused(job, "g", settings(sgd, "model", "model.tied=false"), "lm_head.weight is tied");
-    expect_refused(job, "g", settings("parallel.data=2", "model", ""), "train.optimizer");
+    expect_refused(job, "g", fx_settings(folder, sgd, "model", "model.ffn=128"),
+                   "c_fc.weight is 256 x 64");
+    expect_refused(job, "g", fx_settings(folder, sgd, "model", "model.layers=5"), "h.4.");
+    expect_refused(job, "g", fx_settings(folder, sgd, "model", "model.tied=false"),
+                   "lm_head.weight is tied");
+    expect_refused(job, "g", fx_settings(folder, "parallel.data=2", "model", ""),
+                   "train.optimizer");
 }
 
 static void test_weights_only(fx_job *job)
@@ -444,17 +426,18 @@ static void test_weights_only(fx_job *job)
     tr_metrics metrics[3];
     fx_run fx;
     fx_open(job, &fx, "g",
-            settings("parallel.data=2 parallel.pipeline=2 train.precision=fp16", "weights", ""),
+            fx_settings(folder, "parallel.data=2 parallel.pipeline=2 train.precision=fp16",
+                        "weights", ""),
             NULL, NULL);
-    steps(&fx, 3, metrics);
+    fx_steps(&fx, 3, metrics);
     save(&fx);
     fx_state saved = fx_state_take(&fx);
     fx_close(&fx);
     fx_open(job, &fx, "g",
-            settings("parallel.tensor=2 train.precision=fp16", "weights",
-                     "checkpoint.weights_only=true"),
+            fx_settings(folder, "parallel.tensor=2 train.precision=fp16", "weights",
+                        "checkpoint.weights_only=true"),
             NULL, NULL);
-    steps(&fx, 1, metrics); /* moments that must be gone */
+    fx_steps(&fx, 1, metrics); /* moments that must be gone */
     bool resumed = false;
     if (fx.run != NULL) {
         fx_need(job, tr_run_resume(fx.run, &resumed));
@@ -514,9 +497,9 @@ static void test_recorded_tree(fx_job *job)
                  {"train.global_batch=6", 1, 2}}; /* another batch, of which four is no divisor */
     tr_metrics metrics[1];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=4", "tree", "train.tensor_slices=2"), NULL,
-            NULL);
-    steps(&fx, 1, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=4", "tree", "train.tensor_slices=2"),
+            NULL, NULL);
+    fx_steps(&fx, 1, metrics);
     save(&fx);
     fx_close(&fx);
     for (size_t i = 0; i < sizeof tries / sizeof tries[0] && job->rank == 0; i++) {
@@ -536,8 +519,9 @@ static void test_recorded_order(fx_job *job)
     tr_metrics metrics[1];
     fx_run fx;
     tr_config cfg;
-    fx_open(job, &fx, "g", settings("parallel.data=4 parallel.zero=2", "order", ""), NULL, NULL);
-    steps(&fx, 1, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=4 parallel.zero=2", "order", ""),
+            NULL, NULL);
+    fx_steps(&fx, 1, metrics);
     save(&fx);
     fx_close(&fx);
     if (job->rank != 0)
@@ -568,10 +552,7 @@ static void test_recorded_order(fx_job *job)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(fx_job *job);
-    } cases[] = {
+    static const fx_named_case cases[] = {
         {"same_layout", test_same_layout},
         {"other_layouts", test_other_layouts},
         {"damage", test_damage},
@@ -586,9 +567,7 @@ int main(int argc, char **argv)
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
     fx_folder_make(&job, folder);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (fx_case(&job, cases[i].name))
-            cases[i].run(&job);
+    fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     fx_folder_remove(&job, folder);
     return fx_end(&job);
 }

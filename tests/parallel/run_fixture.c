@@ -389,3 +389,34 @@ double fx_grad_difference(fx_job *job, const fx_outcome *a, const fx_outcome *b)
         }
     return worst;
 }
+
+void fx_cases_run(fx_job *job, const fx_named_case *cases, size_t num_cases)
+{
+    for (size_t i = 0; i < num_cases; i++)
+        if (fx_case(job, cases[i].name))
+            cases[i].run(job);
+}
+
+void fx_steps(fx_run *fx, int count, tr_metrics *metrics)
+{
+    for (int i = 0; i < count; i++)
+        fx_step(fx, &metrics[i]);
+}
+
+const char *fx_in_folder(const char *folder, const char *name)
+{
+    static char paths[4][512];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+const char *fx_settings(const char *folder, const char *base, const char *name, const char *more)
+{
+    static char texts[4][1000];
+    static int next;
+    char *text = texts[next++ % 4];
+    snprintf(text, sizeof texts[0], "%s checkpoint.dir=%s/%s %s", base, folder, name, more);
+    return text;
+}

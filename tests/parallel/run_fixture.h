@@ -57,6 +57,12 @@ typedef struct fx_outcome {
 fx_job fx_begin(int *argc, char ***argv);
 /* True when the case is to be run; from here on failures name it. */
 bool fx_case(fx_job *job, const char *name);
+typedef struct fx_named_case {
+    const char *name;
+    void (*run)(fx_job *job);
+} fx_named_case;
+/* Runs those that are to be run. */
+void fx_cases_run(fx_job *job, const fx_named_case *cases, size_t num_cases);
 /* Sums failures over ranks, prints the verdict, finalises MPI: what main returns. */
 int fx_end(fx_job *job);
 /* All ranks meet, sleeping. */
@@ -89,6 +95,7 @@ void fx_need(fx_job *job, tr_status status);
 
 /* One step; ends the job when it fails. */
 void fx_step(fx_run *fx, tr_metrics *metrics);
+void fx_steps(fx_run *fx, int count, tr_metrics *metrics);
 /* A global tensor, on every rank of the run; tr_free. Ranks without the run get NULL. */
 float *fx_tensor(fx_run *fx, int param, tr_tensor_kind kind);
 /* Index of a parameter by name, or -1. */
@@ -106,6 +113,10 @@ bool fx_state_equal(const fx_state *a, const fx_state *b);
 enum { FX_FOLDER = 64 };
 void fx_folder_make(fx_job *job, char folder[FX_FOLDER]);
 void fx_folder_remove(fx_job *job, const char *folder);
+
+/* "FOLDER/NAME", and "BASE checkpoint.dir=FOLDER/NAME MORE"; each of the last four stays valid. */
+const char *fx_in_folder(const char *folder, const char *name);
+const char *fx_settings(const char *folder, const char *base, const char *name, const char *more);
 
 /* Opens, makes `steps` steps (grads of the first, masters after the last, an evaluation), closes. */
 void fx_measure(fx_job *job, const char *model, const char *overrides, int steps, fx_source *source,

@@ -47,24 +47,6 @@ ssize_t __wrap_write(int fd, const void *bytes, size_t size)
 
 /* ---- what tests share ---- */
 
-static const char *settings(const char *base, const char *name, const char *more)
-{
-    static char texts[4][1000];
-    static int next;
-    char *text = texts[next++ % 4];
-    snprintf(text, sizeof texts[0], "%s checkpoint.dir=%s/%s %s", base, folder, name, more);
-    return text;
-}
-
-static const char *in_folder(const char *name)
-{
-    static char paths[4][512];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
 static bool is_saving(const fx_run *fx)
 {
     return fx->run != NULL && fx->run->saver.save != NULL;
@@ -80,12 +62,6 @@ static void save_wait(fx_run *fx)
 {
     if (fx->run != NULL)
         fx_need(fx->job, tr_run_save_wait(fx->run));
-}
-
-static void steps(fx_run *fx, int count, tr_metrics *metrics)
-{
-    for (int i = 0; i < count; i++)
-        fx_step(fx, &metrics[i]);
 }
 
 /* ---- the run's bits ---- */
@@ -112,8 +88,8 @@ static void test_bits(fx_job *job)
     tr_metrics plain[STEPS], saved[STEPS];
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         fx_run fx;
-        fx_open(job, &fx, "g", settings(layouts[i], "none", ""), NULL, NULL);
-        steps(&fx, STEPS, plain);
+        fx_open(job, &fx, "g", fx_settings(folder, layouts[i], "none", ""), NULL, NULL);
+        fx_steps(&fx, STEPS, plain);
         fx_state expected = fx_state_take(&fx);
         fx_close(&fx);
         for (size_t p = 0; p < sizeof pools / sizeof pools[0]; p++) {
@@ -122,7 +98,7 @@ static void test_bits(fx_job *job)
             snprintf(name, sizeof name, "bits-%zu-%zu", i, p);
             snprintf(more, sizeof more, "checkpoint.every=1 %s", pools[p]);
             write_delay = p == 0 ? 0.005 : 0.001;
-            fx_open(job, &fx, "g", settings(layouts[i], name, more), NULL, NULL);
+            fx_open(job, &fx, "g", fx_settings(folder, layouts[i], name, more), NULL, NULL);
             for (int s = 0; s < STEPS; s++) {
                 fx_step(&fx, &saved[s]);
                 beside += is_saving(&fx);
@@ -176,15 +152,15 @@ static void saved_beside_steps(fx_job *job, const char *layout, const char *name
     step_path(aside, name, 3, true);
     for (int turn = 0; turn < 2; turn++) {
         write_delay = turn == 0 ? delay : 0;
-        fx_open(job, &fx, "l", settings(layout, name, more), NULL, NULL);
-        steps(&fx, 3, metrics);
+        fx_open(job, &fx, "l", fx_settings(folder, layout, name, more), NULL, NULL);
+        fx_steps(&fx, 3, metrics);
         save(&fx);
         if (turn == 0) {
-            steps(&fx, 1, metrics + 3);
+            fx_steps(&fx, 1, metrics + 3);
             /* Writers are far behind: the update came before what they read. */
             if (fx.run != NULL && pool[0] == '\0')
                 fx_check(job, is_saving(&fx), "%s: the save ended beside one step", name);
-            steps(&fx, 2, metrics + 4);
+            fx_steps(&fx, 2, metrics + 4);
         }
         save_wait(&fx);
         if (fx.run != NULL)
@@ -217,8 +193,9 @@ static void test_set_beside_a_save(fx_job *job)
     tr_metrics metrics[1];
     fx_run fx;
     bool resumed;
-    fx_open(job, &fx, "g", settings("parallel.data=2", "set", "checkpoint.every=1000"), NULL, NULL);
-    steps(&fx, 1, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=2", "set", "checkpoint.every=1000"),
+            NULL, NULL);
+    fx_steps(&fx, 1, metrics);
     fx_state expected = fx_state_take(&fx);
     write_delay = 0.01;
     save(&fx);
@@ -246,7 +223,7 @@ static void test_set_beside_a_save(fx_job *job)
 static int64_t latest_of(const char *name)
 {
     int64_t step;
-    return tr_dir_latest_read(in_folder(name), &step) ? step : -1;
+    return tr_dir_latest_read(fx_in_folder(folder, name), &step) ? step : -1;
 }
 
 /* `latest` moves when all is there, and names the step of the state. A save that is due while one runs waits for it; so does closing. */
@@ -254,12 +231,12 @@ static void test_one_after_the_other(fx_job *job)
 {
     tr_metrics metrics[4];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=4", "turns", "checkpoint.every=1000"), NULL,
-            NULL);
-    steps(&fx, 2, metrics);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=4", "turns", "checkpoint.every=1000"),
+            NULL, NULL);
+    fx_steps(&fx, 2, metrics);
     write_delay = job->rank == 3 ? 0.02 : 0; /* one of them holds all up */
     save(&fx);
-    steps(&fx, 1, metrics + 2);
+    fx_steps(&fx, 1, metrics + 2);
     if (job->rank == 0)
         fx_check(job, is_saving(&fx) && latest_of("turns") == -1, "latest is %lld",
                  (long long)latest_of("turns"));
@@ -268,13 +245,13 @@ static void test_one_after_the_other(fx_job *job)
     if (job->rank == 0)
         fx_check(job, is_saving(&fx) && latest_of("turns") == 2, "the second save: latest is %lld",
                  (long long)latest_of("turns"));
-    steps(&fx, 1, metrics + 3);
+    fx_steps(&fx, 1, metrics + 3);
     fx_check(job, is_saving(&fx), "the second save has ended");
     fx_close(&fx);
     if (job->rank == 0)
         fx_check(job, latest_of("turns") == 3, "closed with latest at %lld",
                  (long long)latest_of("turns"));
-    fx_open(job, &fx, "g", settings("parallel.data=2", "turns", ""), NULL, NULL);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=2", "turns", ""), NULL, NULL);
     bool resumed;
     if (fx.run != NULL) {
         fx_need(job, tr_run_resume(fx.run, &resumed));
@@ -293,13 +270,13 @@ static void test_slower_than_the_deadline(fx_job *job)
     tr_metrics metrics[3];
     fx_run fx;
     fx_open(job, &fx, "g",
-            settings("parallel.data=4 parallel.timeout_s=1", "slow",
-                     "checkpoint.every=1000 checkpoint.snapshot_mb=0"),
+            fx_settings(folder, "parallel.data=4 parallel.timeout_s=1", "slow",
+                        "checkpoint.every=1000 checkpoint.snapshot_mb=0"),
             NULL, NULL);
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     write_delay = job->rank == 2 ? 0.03 : 0;
     save(&fx);
-    steps(&fx, 1, metrics + 1);
+    fx_steps(&fx, 1, metrics + 1);
     fx_check(job, metrics[1].times.checkpoint > 1.2 && metrics[1].step_seconds > 1.2,
              "the step that was held up says %.3f s of %.3f s", metrics[1].times.checkpoint,
              metrics[1].step_seconds);
@@ -307,7 +284,7 @@ static void test_slower_than_the_deadline(fx_job *job)
              "it computed %.3f s", metrics[1].times.compute);
     write_delay = 0;
     save_wait(&fx);
-    steps(&fx, 1, metrics + 2);
+    fx_steps(&fx, 1, metrics + 2);
     fx_check(job, metrics[2].times.checkpoint < 1.2, "%.3f s in the step after",
              metrics[2].times.checkpoint);
     write_delay = job->rank == 1 ? 0.03 : 0;
@@ -323,23 +300,25 @@ static void test_failing_writer(fx_job *job)
 {
     tr_metrics plain[6], failed[6];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=2 parallel.tensor=2", "none", ""), NULL, NULL);
-    steps(&fx, 6, plain);
+    fx_open(job, &fx, "g", fx_settings(folder, "parallel.data=2 parallel.tensor=2", "none", ""),
+            NULL, NULL);
+    fx_steps(&fx, 6, plain);
     fx_close(&fx);
-    fx_open(job, &fx, "g",
-            settings("parallel.data=2 parallel.tensor=2", "fails", "checkpoint.every=1000"), NULL,
-            NULL);
-    steps(&fx, 1, failed);
+    fx_open(
+        job, &fx, "g",
+        fx_settings(folder, "parallel.data=2 parallel.tensor=2", "fails", "checkpoint.every=1000"),
+        NULL, NULL);
+    fx_steps(&fx, 1, failed);
     write_delay = 0;
     save(&fx);
     save_wait(&fx);
-    steps(&fx, 1, failed + 1);
+    fx_steps(&fx, 1, failed + 1);
     for (int culprit = 0; culprit < 2; culprit++) { /* rank 0, who tells, and another */
         bool mine = job->rank == (culprit == 0 ? 0 : 3);
         write_delay = 0.005;
         writes_left = mine ? 20 : INT_MAX;
         save(&fx);
-        steps(&fx, 1, failed + 2 + culprit);
+        fx_steps(&fx, 1, failed + 2 + culprit);
         save_wait(&fx);
         writes_left = INT_MAX;
         fx_check(job, tr_run_save_failed(fx.run), "nobody noticed");
@@ -360,7 +339,7 @@ static void test_failing_writer(fx_job *job)
     writes_left = INT_MAX;
     fails_in = "shard-";
     fx_check(job, tr_run_save_failed(fx.run), "nobody noticed that the manifest was not written");
-    steps(&fx, 2, failed + 4);
+    fx_steps(&fx, 2, failed + 4);
     save(&fx);
     save_wait(&fx);
     fx_check(job, !tr_run_save_failed(fx.run), "the next save failed");
@@ -375,9 +354,9 @@ static void test_not_finite(fx_job *job)
 {
     tr_metrics metrics[2];
     fx_run fx;
-    fx_open(job, &fx, "g", settings("parallel.data=2", "finite", "checkpoint.every=1000"), NULL,
-            NULL);
-    steps(&fx, 1, metrics);
+    fx_open(job, &fx, "g",
+            fx_settings(folder, "parallel.data=2", "finite", "checkpoint.every=1000"), NULL, NULL);
+    fx_steps(&fx, 1, metrics);
     write_delay = 0.002;
     if (fx.run != NULL) {
         float *values = fx_tensor(&fx, 0, TR_TENSOR_M);
@@ -388,7 +367,7 @@ static void test_not_finite(fx_job *job)
         fx_need(job, tr_run_param_set(fx.run, 0, TR_TENSOR_M, values));
         tr_free(values);
     }
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     save_wait(&fx);
     if (fx.run != NULL)
         fx_check(job, tr_run_save_failed(fx.run) && latest_of("finite") == -1,
@@ -402,10 +381,10 @@ static void test_numerics(fx_job *job)
     tr_metrics metrics[2];
     fx_run fx;
     fx_open(job, &fx, "g",
-            settings("parallel.data=2 parallel.tensor=2", "numerics",
-                     "checkpoint.every=1000 train.max_skips=1"),
+            fx_settings(folder, "parallel.data=2 parallel.tensor=2", "numerics",
+                        "checkpoint.every=1000 train.max_skips=1"),
             NULL, NULL);
-    steps(&fx, 1, metrics);
+    fx_steps(&fx, 1, metrics);
     write_delay = 0.01;
     save(&fx);
     float *values = fx_tensor(&fx, 0, TR_TENSOR_MASTER);
@@ -463,15 +442,16 @@ static void test_memory(fx_job *job)
         snprintf(name, sizeof name, "memory-%zu", i);
         snprintf(more, sizeof more, "checkpoint.every=1000 device.threads=1 %s", cases[i].settings);
         fx_open(job, &fx, "l",
-                settings("parallel.data=4 model.layers=2 model.hidden=512 model.ffn=1408 "
-                         "train.global_batch=4 train.seq_len=16",
-                         name, more),
+                fx_settings(folder,
+                            "parallel.data=4 model.layers=2 model.hidden=512 model.ffn=1408 "
+                            "train.global_batch=4 train.seq_len=16",
+                            name, more),
                 NULL, NULL);
-        steps(&fx, 2, metrics);
+        fx_steps(&fx, 2, metrics);
         int64_t before = resident("VmRSS:");
         peak_reset();
         save(&fx);
-        steps(&fx, 1, metrics);
+        fx_steps(&fx, 1, metrics);
         save_wait(&fx);
         int64_t more_kib = resident("VmHWM:") - before;
         fx_check(job, fx.run->bytes[TR_MEM_OPTIMIZER] > 15 << 20, "a state of %zu bytes",
@@ -504,7 +484,7 @@ static void test_pool(fx_job *job)
         fx_run fx;
         int64_t mine = 0, elements = 0;
         snprintf(text, sizeof text, "parallel.data=4 %s", cases[i].settings);
-        fx_open(job, &fx, "g", settings(text, "pool", ""), NULL, NULL);
+        fx_open(job, &fx, "g", fx_settings(folder, text, "pool", ""), NULL, NULL);
         if (fx.run != NULL) {
             mine = (int64_t)fx.run->saver.pool_bytes;
             fx_check(job,
@@ -531,10 +511,7 @@ static void test_pool(fx_job *job)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(fx_job *job);
-    } cases[] = {
+    static const fx_named_case cases[] = {
         {"bits", test_bits},
         {"files", test_files},
         {"set_beside_a_save", test_set_beside_a_save},
