@@ -15,6 +15,7 @@
 #include "io/manifest.h"
 
 #define TEMP_SUFFIX ".tmp"
+#define REPLACED_SUFFIX ".replaced"
 
 void tr_step_name(int64_t step, char name[TR_STEP_NAME])
 {
@@ -166,6 +167,30 @@ static tr_status latest_move(const char *dir, int64_t step)
     return status;
 }
 
+/* Where two folders cannot be exchanged in one move: the older one steps aside first. A machine that
+ * stops between the moves leaves it whole, under a name that is not looked at. */
+static tr_status older_replace(const char *temp, const char *path)
+{
+    char *aside = tr_format("%s" REPLACED_SUFFIX, path);
+    tr_status status = temp_remove(aside); /* an earlier replacement's, now that `path` is there */
+    if (status == TR_OK && rename(path, aside) != 0)
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot rename to %s", path, aside);
+    if (status == TR_OK && rename(temp, path) != 0) {
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot take the place of %s", temp, path);
+        rename(aside, path);
+    }
+    if (status == TR_OK)
+        temp_remove(aside);
+    tr_free(aside);
+    return status;
+}
+
+/* Network file systems (NFS, Lustre) know no exchange. */
+static bool is_unknown_call(int errnum)
+{
+    return errnum == EINVAL || errnum == ENOSYS || errnum == EOPNOTSUPP;
+}
+
 /* Moves the temporary folder to its name. An older checkpoint of the step lands under the temporary
  * name, and is removed. */
 static tr_status folder_move(const char *temp, const char *path)
@@ -174,8 +199,11 @@ static tr_status folder_move(const char *temp, const char *path)
         return TR_OK;
     if (errno != ENOTEMPTY && errno != EEXIST)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot rename to %s", temp, path);
-    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) != 0)
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
+        if (is_unknown_call(errno))
+            return older_replace(temp, path);
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot take the place of %s", temp, path);
+    }
     temp_remove(temp); /* what stays is seen as temporary, and removed with the next checkpoint */
     return TR_OK;
 }
@@ -314,32 +342,50 @@ static int spare_find(const tr_step_list *list, const char *dir, const tr_dir_re
     return count;
 }
 
-static tr_status temps_remove(const tr_step_list *list, const char *dir)
+/* The first of several failures: the thread's message is that of the last. */
+typedef struct failure {
+    tr_status status;
+    char *message; /* tr_free */
+} failure;
+
+static void failure_note(failure *first, tr_status status)
 {
-    tr_status first = TR_OK;
+    if (status == TR_OK || first->status != TR_OK)
+        return;
+    first->status = status;
+    first->message = tr_strdup(tr_error_message());
+}
+
+static tr_status failure_end(failure *first)
+{
+    if (first->status != TR_OK)
+        tr_fail(first->status, "%s", first->message);
+    tr_free(first->message);
+    return first->status;
+}
+
+static void temps_remove(const tr_step_list *list, const char *dir, failure *first)
+{
     for (int i = 0; i < list->num_entries; i++)
         if (list->entries[i].is_temp) {
             char *temp = tr_step_temp_path(dir, list->entries[i].step);
-            tr_status status = temp_remove(temp);
+            failure_note(first, temp_remove(temp));
             tr_free(temp);
-            first = first == TR_OK ? status : first;
         }
-    return first;
 }
 
 tr_status tr_dir_prune(const char *dir, const tr_dir_retention *keep, int64_t newest)
 {
     tr_step_list list;
+    failure first = {.status = TR_OK};
     TR_TRY(tr_step_list_read(&list, dir));
-    tr_status first = temps_remove(&list, dir);
+    temps_remove(&list, dir, &first);
     if (keep->last > 0) {
         int64_t *spare = TR_NEW_ARRAY(int64_t, (size_t)list.num_entries + 1);
-        for (int i = spare_find(&list, dir, keep, newest, spare) - 1; i >= 0; i--) {
-            tr_status status = step_remove(dir, spare[i]);
-            first = first == TR_OK ? status : first;
-        }
+        for (int i = spare_find(&list, dir, keep, newest, spare) - 1; i >= 0; i--)
+            failure_note(&first, step_remove(dir, spare[i]));
         tr_free(spare);
     }
     tr_step_list_clear(&list);
-    return first;
+    return failure_end(&first);
 }

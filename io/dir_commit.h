@@ -3,6 +3,8 @@
  *     step-00001000/       a checkpoint: shard files and, written last, manifest.json
  *     step-00001000.tmp/   one being written, or what a killed run left of it
  *     latest               the name of the newest one, moved after everything else
+ *     step-00001000.replaced/   the older one while a second save of the step takes its place, where a
+ *                               file system cannot exchange two folders in one move
  *
  * Only these exact names are ever looked at or removed; whatever else lies there is the user's. One
  * process at a time writes in a folder; any number may read. Numbers are compared as numbers. */
@@ -28,8 +30,8 @@ char *tr_step_temp_path(const char *dir, int64_t step);
  * what is left of an earlier try goes away. TR_ERR_IO. */
 tr_status tr_dir_commit_begin(const char *dir, int64_t step);
 /* Flushes the temporary folder (its files were flushed by whoever wrote them), renames it, flushes
- * `dir`, then moves `latest`. A checkpoint of the same step is exchanged for the new one in one
- * move. TR_ERR_IO; then the temporary folder may still be there, and everything else is as it was,
+ * `dir`, then moves `latest`. A checkpoint of the same step is exchanged for the new one, in one
+ * move where the file system can. TR_ERR_IO; then the temporary folder may still be there, and everything else is as it was,
  * or only `latest` was not moved. */
 tr_status tr_dir_commit_finish(const char *dir, int64_t step);
 /* Removes the temporary folder of a step. */

@@ -1,5 +1,6 @@
 /* The folder of checkpoints: exact names, whole or not at all, room made in numeric order, nothing
  * of the user's touched. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,6 +18,31 @@
 #include "tests/unit/io/io_scratch.h"
 
 static char top[64], dir[128];
+
+/* Linked with --wrap=renameat2 and --wrap=rename: a file system that cannot exchange folders, and a rename that fails. */
+static bool no_exchange;
+static int renames_left; /* the one that makes it 0 fails */
+
+int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    if (!no_exchange)
+        return __real_renameat2(from_dir, from, to_dir, to, flags);
+    errno = EINVAL; /* as NFS says it */
+    return -1;
+}
+
+int __wrap_rename(const char *from, const char *to)
+{
+    if (renames_left == 0 || --renames_left > 0)
+        return __real_rename(from, to);
+    errno = EIO;
+    return -1;
+}
 
 static int setup(void **state)
 {
@@ -98,6 +124,15 @@ static void expect_steps(const char *expected)
     assert_string_equal(text, expected);
 }
 
+static void expect_shard(int64_t step, const char *expected)
+{
+    char name[64];
+    snprintf(name, sizeof name, "step-%08d/shard-00000.bin", (int)step);
+    unsigned char *bytes = scratch_read(in_dir(name), NULL);
+    assert_string_equal((const char *)bytes, expected);
+    free(bytes);
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -154,10 +189,40 @@ static void test_a_checkpoint_appears_whole(void **state)
     save(4, "four again", true);
     expect_steps("3 4");
     assert_false(scratch_exists(in_dir("step-00000004/shard-00009.bin")));
-    unsigned char *bytes = scratch_read(in_dir("step-00000004/shard-00000.bin"), NULL);
-    assert_string_equal((const char *)bytes, "four again");
-    free(bytes);
+    expect_shard(4, "four again");
     assert_true(tr_dir_latest_read(dir, &step) && step == 4);
+}
+
+/* NFS and others. */
+static void test_a_step_is_replaced_where_folders_cannot_be_exchanged(void **state)
+{
+    (void)state;
+    int64_t step;
+    no_exchange = true;
+    save(4, "four once more", true);
+    expect_steps("3 4");
+    expect_shard(4, "four once more");
+    assert_false(scratch_exists(in_dir("step-00000004.replaced")));
+    assert_true(tr_dir_latest_read(dir, &step) && step == 4);
+    /* What a machine that stopped between the moves has left goes with the next. */
+    assert_int_equal(mkdir(in_dir("step-00000004.replaced"), 0777), 0);
+    file_make(in_dir("step-00000004.replaced/shard-00000.bin"), "older");
+    expect_steps("3 4");
+    save(4, "four", true);
+    expect_shard(4, "four");
+    assert_false(scratch_exists(in_dir("step-00000004.replaced")));
+    /* One of the moves fails (the first try, which meets the older one, is a rename too): the older one is where it was. */
+    for (int failing = 2; failing <= 3; failing++) {
+        save(4, "too late", false);
+        renames_left = failing;
+        assert_int_equal(tr_dir_commit_finish(dir, 4), TR_ERR_IO);
+        assert_int_equal(renames_left, 0);
+        tr_dir_commit_abort(dir, 4);
+        expect_steps("3 4");
+        expect_shard(4, "four");
+        assert_false(scratch_exists(in_dir("step-00000004.replaced")));
+    }
+    no_exchange = false;
 }
 
 static void test_latest_with_another_text_is_no_name(void **state)
@@ -260,6 +325,23 @@ static void test_foreign_entries_stay(void **state)
     assert_true(scratch_exists(in_dir("step-00000011/shard-00000.bin")));
 }
 
+/* The message is that of the first, though others follow, and more is looked at. */
+static void test_the_first_that_cannot_be_removed_is_named(void **state)
+{
+    (void)state;
+    const tr_dir_retention keep = {1, 0};
+    for (int step = 30; step <= 32; step++)
+        save(step, "x", true);
+    save(33, "x", false);
+    save(34, "x", false);
+    file_make(in_dir("step-00000033.tmp/notes.txt"), "mine");
+    file_make(in_dir("step-00000034.tmp/notes.txt"), "mine");
+    file_make(in_dir("step-00000032/manifest.json"), "{}\n");
+    assert_int_equal(tr_dir_prune(dir, &keep, 32), TR_ERR_IO);
+    assert_non_null(strstr(tr_error_message(), "step-00000033.tmp: not removed"));
+    expect_steps("2- 11 31 32 33t 34t");
+}
+
 static void test_a_folder_that_cannot_be_made_is_named(void **state)
 {
     (void)state;
@@ -274,11 +356,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_a_checkpoint_appears_whole),
+        cmocka_unit_test(test_a_step_is_replaced_where_folders_cannot_be_exchanged),
         cmocka_unit_test(test_latest_with_another_text_is_no_name),
         cmocka_unit_test(test_room_is_made_in_numeric_order),
         cmocka_unit_test(test_multiples_stay_beside_the_last_ones),
         cmocka_unit_test(test_damaged_ones_push_out_no_good_one),
         cmocka_unit_test(test_foreign_entries_stay),
+        cmocka_unit_test(test_the_first_that_cannot_be_removed_is_named),
         cmocka_unit_test(test_a_folder_that_cannot_be_made_is_named),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
