@@ -240,7 +240,7 @@ void tr_save_note(tr_run *run, int64_t notes[TR_SAVE_NOTES])
     tr_status status = save->begun;
     if (ended && status == TR_OK)
         status = tr_background_get_status(save->background);
-    notes[TR_SAVE_RUNNING] = !ended;
+    notes[TR_SAVE_RUNNING] = ended ? 0 : run->mesh.rank + 1;
     notes[TR_SAVE_FAILED] = ended && status != TR_OK && status != TR_STOPPED;
     notes[TR_SAVE_BLOCKED] = (int64_t)(save->blocked * 1e6);
     notes[TR_SAVE_WRITING] = ended ? (int64_t)(save->writing * 1e6) : 0;
@@ -298,8 +298,33 @@ tr_status tr_save_advance(tr_run *run, const int64_t notes[TR_SAVE_NOTES])
     return status;
 }
 
+/* A wait for a disk has no deadline. So that it does not look like a hung job, rank 0 says whom all wait for, as often as another wait would have ended the run. */
+typedef struct waiting {
+    double begin, told; /* seconds */
+} waiting;
+
+static waiting waiting_begin(void)
+{
+    double now = tr_clock_seconds();
+    return (waiting){now, now};
+}
+
+static void waiting_tell(waiting *w, const tr_run *run, int64_t rank)
+{
+    double now = tr_clock_seconds();
+    if (run->mesh.rank > 0 || now - w->told < run->cfg.parallel.timeout_s)
+        return;
+    w->told = now;
+    tr_log_warning("all ranks have waited for %.0f s for rank %" PRId64
+                   ", which is writing its part of the checkpoint of step %" PRId64
+                   " to %s; if that disk answers no more, end the job: the checkpoints before it "
+                   "are whole",
+                   now - w->begin, rank, run->saver.save->commit.manifest.step,
+                   run->cfg.checkpoint.dir);
+}
+
 /* Looks again after a while, or when this rank's work has ended. */
-static tr_status wait_a_moment(tr_run *run)
+static tr_status wait_a_moment(tr_run *run, waiting *w)
 {
     int64_t notes[TR_SAVE_NOTES];
     double begin = tr_clock_seconds();
@@ -309,6 +334,8 @@ static tr_status wait_a_moment(tr_run *run)
     begin = tr_clock_seconds();
     TR_TRY(tr_run_max(run, notes, TR_SAVE_NOTES));
     blocked_add(run, begin);
+    if (notes[TR_SAVE_RUNNING] > 0)
+        waiting_tell(w, run, notes[TR_SAVE_RUNNING] - 1);
     return tr_save_advance(run, notes);
 }
 
@@ -318,8 +345,9 @@ tr_status tr_run_save_wait(tr_run *run)
     if (save != NULL && run->mesh.rank == 0 && save->commit.manifest.step < run->step)
         tr_log_info("waiting for the checkpoint of step %lld, which is being written",
                     (long long)save->commit.manifest.step);
+    waiting w = waiting_begin();
     while (run->saver.save != NULL)
-        TR_TRY(wait_a_moment(run));
+        TR_TRY(wait_a_moment(run, &w));
     return TR_OK;
 }
 
@@ -338,16 +366,17 @@ bool tr_save_preserve(tr_run *run)
 
 tr_status tr_save_preserve_all(tr_run *run)
 {
-    double begin = tr_clock_seconds();
-    int64_t clear = 0;
-    while (clear == 0) {
-        clear = tr_save_preserve(run);
-        begin = tr_clock_seconds();
-        TR_TRY(tr_run_min(run, &clear, 1));
+    waiting w = waiting_begin();
+    for (;;) {
+        int64_t reading = tr_save_preserve(run) ? -1 : run->mesh.rank;
+        double begin = tr_clock_seconds();
+        TR_TRY(tr_run_max(run, &reading, 1));
         run->saver.group_seconds += seconds_since(begin);
         blocked_add(run, begin);
+        if (reading < 0)
+            return TR_OK;
+        waiting_tell(&w, run, reading);
     }
-    return TR_OK;
 }
 
 void tr_save_preserve_here(tr_run *run)

@@ -3,7 +3,7 @@
  * State is immutable between updates. A save collects this rank's parts, and a thread of its own writes them while the run goes on. In front of the first update the
  * step thread has everything that was not read yet copied into the pool; what the pool has no room for is waited for. No rank waits in silence for another's writer: how far the writers
  * are goes with the one reduction at each step's end, and where a rank has to wait for its own, all ranks wait together, turn by turn, so that a slow disk is never taken for a hung
- * rank. When every file is written, rank 0 commits the folder, on a thread again.
+ * rank; whom they wait for is told again and again. When every file is written, rank 0 commits the folder, on a thread again.
  *
  * At most one save is under way. One thread makes all calls, on all ranks alike; the threads behind them make no MPI call. */
 #ifndef TR_ENGINE_SAVER_H
@@ -45,7 +45,7 @@ tr_status tr_save_preserve_all(struct tr_run *run);
 /* The same for this rank alone, however long it takes. */
 void tr_save_preserve_here(struct tr_run *run);
 
-/* What ranks tell one another at a step's end; reduced by the maximum over all ranks. */
+/* What ranks tell one another at a step's end; reduced by the maximum over all ranks. RUNNING: 0, or the number of a rank whose work goes on and 1. */
 enum { TR_SAVE_RUNNING, TR_SAVE_FAILED, TR_SAVE_BLOCKED, TR_SAVE_WRITING, TR_SAVE_NOTES };
 /* Fills the notes. */
 void tr_save_note(struct tr_run *run, int64_t notes[TR_SAVE_NOTES]);

@@ -3,7 +3,6 @@
 #include "tests/parallel/run_fixture.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -248,20 +247,6 @@ static void test_rate(fx_job *job)
                  straight[s].lr);
 }
 
-/* How many lines of a file hold the text. */
-static int lines_with(const char *path, const char *text)
-{
-    char line[4096];
-    int count = 0;
-    FILE *file = fopen(path, "r");
-    if (file == NULL)
-        abort();
-    while (fgets(line, sizeof line, file) != NULL)
-        count += strstr(line, text) != NULL;
-    fclose(file);
-    return count;
-}
-
 /* The settings of now hold; that they are others than the checkpoint's is said once, with both. */
 static void test_changed_rate(fx_job *job)
 {
@@ -287,10 +272,10 @@ static void test_changed_rate(fx_job *job)
         fx_steps(&fx, 1, metrics);
         if (job->rank == 0) {
             tr_log_file_close();
-            int said = lines_with(path, "the mathematics changed");
+            int said = fx_lines_with(path, "the mathematics changed");
             fx_check(job, said == (changes[i].said != NULL), "%s: said %d times",
                      changes[i].settings, said);
-            fx_check(job, changes[i].said == NULL || lines_with(path, changes[i].said) == 1,
+            fx_check(job, changes[i].said == NULL || fx_lines_with(path, changes[i].said) == 1,
                      "%s: not said: %s", changes[i].settings, changes[i].said);
             fx_check(job, metrics[0].lr == tr_lr_at(&fx.cfg, 7), "%s: rate %g, not %g",
                      changes[i].settings, metrics[0].lr, tr_lr_at(&fx.cfg, 7));

@@ -403,6 +403,19 @@ void fx_steps(fx_run *fx, int count, tr_metrics *metrics)
         fx_step(fx, &metrics[i]);
 }
 
+int fx_lines_with(const char *path, const char *text)
+{
+    char line[4096];
+    int count = 0;
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        abort();
+    while (fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, text) != NULL;
+    fclose(file);
+    return count;
+}
+
 const char *fx_in_folder(const char *folder, const char *name)
 {
     static char paths[4][512];

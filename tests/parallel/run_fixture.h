@@ -114,6 +114,9 @@ enum { FX_FOLDER = 64 };
 void fx_folder_make(fx_job *job, char folder[FX_FOLDER]);
 void fx_folder_remove(fx_job *job, const char *folder);
 
+/* How many lines of a file hold the text. */
+int fx_lines_with(const char *path, const char *text);
+
 /* "FOLDER/NAME", and "BASE checkpoint.dir=FOLDER/NAME MORE"; each of the last four stays valid. */
 const char *fx_in_folder(const char *folder, const char *name);
 const char *fx_settings(const char *folder, const char *base, const char *name, const char *more);

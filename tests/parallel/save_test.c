@@ -14,6 +14,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "engine/checkpoint.h"
 #include "io/dir_commit.h"
 #include "tests/parallel/run_fixture.h"
@@ -264,11 +265,23 @@ static void test_one_after_the_other(fx_job *job)
     fx_close(&fx);
 }
 
+/* That all wait for a rank is said, once a second here. */
+static void check_told(fx_job *job, const char *log, int rank)
+{
+    char text[64];
+    snprintf(text, sizeof text, "s for rank %d, which is writing", rank);
+    if (job->rank == 0)
+        fx_check(job, fx_lines_with(log, text) > 0, "nobody says that rank %d is waited for", rank);
+}
+
 /* A writer that needs far longer than parallel.timeout_s, with no room for copies: steps wait, and nobody is taken for dead. */
 static void test_slower_than_the_deadline(fx_job *job)
 {
     tr_metrics metrics[3];
     fx_run fx;
+    const char *log = fx_in_folder(folder, "slow.log");
+    if (job->rank == 0)
+        fx_check(job, tr_log_file_open(log), "cannot write %s", log);
     fx_open(job, &fx, "g",
             fx_settings(folder, "parallel.data=4 parallel.timeout_s=1", "slow",
                         "checkpoint.every=1000 checkpoint.snapshot_mb=0"),
@@ -277,6 +290,7 @@ static void test_slower_than_the_deadline(fx_job *job)
     write_delay = job->rank == 2 ? 0.03 : 0;
     save(&fx);
     fx_steps(&fx, 1, metrics + 1);
+    check_told(job, log, 2);
     fx_check(job, metrics[1].times.checkpoint > 1.2 && metrics[1].step_seconds > 1.2,
              "the step that was held up says %.3f s of %.3f s", metrics[1].times.checkpoint,
              metrics[1].step_seconds);
@@ -290,8 +304,11 @@ static void test_slower_than_the_deadline(fx_job *job)
     write_delay = job->rank == 1 ? 0.03 : 0;
     save(&fx);
     save_wait(&fx);
+    check_told(job, log, 1);
     fx_check(job, !tr_run_save_failed(fx.run), "not saved");
     fx_close(&fx);
+    if (job->rank == 0)
+        tr_log_file_close();
 }
 
 /* ---- a writer that fails ---- */
