@@ -64,10 +64,20 @@ static bool is_dot(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-/* Calls unlink on our files (remove) or only looks. *foreign: something else is there too. */
+static bool is_link(const char *path)
+{
+    struct stat about;
+    return lstat(path, &about) == 0 && S_ISLNK(about.st_mode);
+}
+
+/* Calls unlink on our files (remove) or only looks. *foreign: something else is there too. Not through a link: what lies
+ * behind it was put there by someone else. */
 static tr_status folder_walk(const char *path, bool remove, bool *foreign)
 {
-    DIR *dir = opendir(path);
+    if (is_link(path))
+        return tr_fail(TR_ERR_IO, "%s: a link, not a folder that trine made", path);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     if (dir == NULL)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot open the folder", path);
     const struct dirent *entry;
@@ -89,8 +99,9 @@ static tr_status folder_walk(const char *path, bool remove, bool *foreign)
 /* A temporary folder, unless it holds a file that is not ours. One that is not there is fine. */
 static tr_status temp_remove(const char *path)
 {
+    struct stat about;
     bool foreign;
-    if (access(path, F_OK) != 0 && errno == ENOENT)
+    if (lstat(path, &about) != 0 && errno == ENOENT)
         return TR_OK;
     TR_TRY(folder_walk(path, false, &foreign));
     if (foreign)
@@ -98,6 +109,16 @@ static tr_status temp_remove(const char *path)
     TR_TRY(folder_walk(path, true, &foreign));
     if (rmdir(path) != 0)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot remove the folder", path);
+    return TR_OK;
+}
+
+/* What stood at a checkpoint's name and has given way to a new one. Of a link only the link. */
+static tr_status older_remove(const char *path)
+{
+    if (!is_link(path))
+        return temp_remove(path);
+    if (unlink(path) != 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot remove the link", path);
     return TR_OK;
 }
 
@@ -120,12 +141,58 @@ static tr_status step_remove(const char *dir, int64_t step)
     return status;
 }
 
+/* The first of several failures: the thread's message is that of the last. */
+typedef struct failure {
+    tr_status status;
+    char *message; /* tr_free */
+} failure;
+
+static void failure_note(failure *first, tr_status status)
+{
+    if (status == TR_OK || first->status != TR_OK)
+        return;
+    first->status = status;
+    first->message = tr_strdup(tr_error_message());
+}
+
+static tr_status failure_end(failure *first)
+{
+    if (first->status != TR_OK)
+        tr_fail(first->status, "%s", first->message);
+    tr_free(first->message);
+    return first->status;
+}
+
+static void temps_remove(const tr_step_list *list, const char *dir, failure *first)
+{
+    for (int i = 0; i < list->num_entries; i++)
+        if (list->entries[i].is_temp && !list->entries[i].is_link) {
+            char *temp = tr_step_temp_path(dir, list->entries[i].step);
+            failure_note(first, temp_remove(temp));
+            tr_free(temp);
+        }
+}
+
 /* ---- writing ---- */
+
+/* What killed runs left takes the room that is needed now. What cannot be removed is told when room is made. */
+static tr_status leftovers_remove(const char *dir)
+{
+    tr_step_list list;
+    failure unsaid = {.status = TR_OK};
+    TR_TRY(tr_step_list_read(&list, dir));
+    temps_remove(&list, dir, &unsaid);
+    tr_free(unsaid.message);
+    tr_step_list_clear(&list);
+    return TR_OK;
+}
 
 tr_status tr_dir_commit_begin(const char *dir, int64_t step)
 {
     char *temp = tr_step_temp_path(dir, step);
     tr_status status = tr_folders_make(dir);
+    if (status == TR_OK)
+        status = leftovers_remove(dir);
     if (status == TR_OK)
         status = temp_remove(temp);
     if (status == TR_OK && mkdir(temp, 0777) != 0)
@@ -143,27 +210,20 @@ void tr_dir_commit_abort(const char *dir, int64_t step)
     tr_free(temp);
 }
 
-static tr_status latest_move(const char *dir, int64_t step)
+/* `latest` under its temporary name, on the disk. */
+static tr_status latest_write(const char *temp, int64_t step)
 {
     char name[TR_STEP_NAME + 1];
     tr_step_name(step, name);
     strcat(name, "\n");
-    char *path = tr_format("%s/latest", dir), *temp = tr_format("%s/latest.tmp", dir);
-    tr_status status = TR_OK;
     int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", temp);
-    } else {
-        status = tr_file_write_all(fd, name, strlen(name), temp);
-        if (status == TR_OK) {
-            status = tr_file_commit(fd, temp, path);
-        } else {
-            close(fd);
-            unlink(temp);
-        }
-    }
-    tr_free(temp);
-    tr_free(path);
+    if (fd < 0)
+        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", temp);
+    tr_status status = tr_file_write_all(fd, name, strlen(name), temp);
+    if (status == TR_OK)
+        return tr_file_flush(fd, temp);
+    close(fd);
+    unlink(temp);
     return status;
 }
 
@@ -172,7 +232,7 @@ static tr_status latest_move(const char *dir, int64_t step)
 static tr_status older_replace(const char *temp, const char *path)
 {
     char *aside = tr_format("%s" REPLACED_SUFFIX, path);
-    tr_status status = temp_remove(aside); /* an earlier replacement's, now that `path` is there */
+    tr_status status = older_remove(aside); /* an earlier replacement's, now that `path` is there */
     if (status == TR_OK && rename(path, aside) != 0)
         status = tr_fail_errno(TR_ERR_IO, errno, "%s: cannot rename to %s", path, aside);
     if (status == TR_OK && rename(temp, path) != 0) {
@@ -180,7 +240,7 @@ static tr_status older_replace(const char *temp, const char *path)
         rename(aside, path);
     }
     if (status == TR_OK)
-        temp_remove(aside);
+        older_remove(aside);
     tr_free(aside);
     return status;
 }
@@ -197,28 +257,38 @@ static tr_status folder_move(const char *temp, const char *path)
 {
     if (rename(temp, path) == 0)
         return TR_OK;
-    if (errno != ENOTEMPTY && errno != EEXIST)
-        return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot rename to %s", temp, path);
+    int errnum = errno;
+    if (errnum != ENOTEMPTY && errnum != EEXIST && !is_link(path))
+        return tr_fail_errno(TR_ERR_IO, errnum, "%s: cannot rename to %s", temp, path);
     if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
         if (is_unknown_call(errno))
             return older_replace(temp, path);
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot take the place of %s", temp, path);
     }
-    temp_remove(temp); /* what stays is seen as temporary, and removed with the next checkpoint */
+    older_remove(temp); /* what stays is seen as temporary, and removed with the next checkpoint */
     return TR_OK;
 }
 
+/* `latest` is written before the folder moves: where the disk has no room for it, nothing has changed yet. */
 tr_status tr_dir_commit_finish(const char *dir, int64_t step)
 {
     char *temp = tr_step_temp_path(dir, step), *path = tr_step_path(dir, step);
     char *inside = tr_format("%s/" TR_MANIFEST_FILE_NAME, temp);
+    char *latest = tr_format("%s/latest", dir), *latest_temp = tr_format("%s/latest.tmp", dir);
     tr_status status = tr_file_sync_folder(inside);
     if (status == TR_OK)
+        status = latest_write(latest_temp, step);
+    if (status == TR_OK) {
         status = folder_move(temp, path);
-    if (status == TR_OK)
-        status = tr_file_sync_folder(path);
-    if (status == TR_OK)
-        status = latest_move(dir, step);
+        if (status == TR_OK)
+            status = tr_file_sync_folder(path);
+        if (status == TR_OK)
+            status = tr_file_move(latest_temp, latest);
+        else
+            unlink(latest_temp);
+    }
+    tr_free(latest_temp);
+    tr_free(latest);
     tr_free(inside);
     tr_free(path);
     tr_free(temp);
@@ -245,6 +315,9 @@ static bool entry_parse(int dir_fd, const char *name, tr_step_entry *entry)
         return false;
     strcpy(text, name);
     *entry = (tr_step_entry){0};
+    if (fstatat(dir_fd, name, &about, AT_SYMLINK_NOFOLLOW) != 0)
+        return false;
+    entry->is_link = S_ISLNK(about.st_mode);
     if (length > suffix && strcmp(text + length - suffix, TEMP_SUFFIX) == 0) {
         entry->is_temp = true;
         text[length - suffix] = '\0';
@@ -332,7 +405,8 @@ static int spare_find(const tr_step_list *list, const char *dir, const tr_dir_re
     for (int pass = 0; pass < 2; pass++) /* up to the newest, then what lies beyond it */
         for (int i = list->num_entries - 1; i >= 0; i--) {
             const tr_step_entry *entry = &list->entries[i];
-            if (entry->is_temp || !entry->has_manifest || (entry->step > newest) != (pass == 1))
+            if (entry->is_temp || entry->is_link || !entry->has_manifest ||
+                (entry->step > newest) != (pass == 1))
                 continue;
             if (whole < keep->last)
                 whole += is_whole(dir, entry->step);
@@ -340,38 +414,6 @@ static int spare_find(const tr_step_list *list, const char *dir, const tr_dir_re
                 spare[count++] = entry->step;
         }
     return count;
-}
-
-/* The first of several failures: the thread's message is that of the last. */
-typedef struct failure {
-    tr_status status;
-    char *message; /* tr_free */
-} failure;
-
-static void failure_note(failure *first, tr_status status)
-{
-    if (status == TR_OK || first->status != TR_OK)
-        return;
-    first->status = status;
-    first->message = tr_strdup(tr_error_message());
-}
-
-static tr_status failure_end(failure *first)
-{
-    if (first->status != TR_OK)
-        tr_fail(first->status, "%s", first->message);
-    tr_free(first->message);
-    return first->status;
-}
-
-static void temps_remove(const tr_step_list *list, const char *dir, failure *first)
-{
-    for (int i = 0; i < list->num_entries; i++)
-        if (list->entries[i].is_temp) {
-            char *temp = tr_step_temp_path(dir, list->entries[i].step);
-            failure_note(first, temp_remove(temp));
-            tr_free(temp);
-        }
 }
 
 tr_status tr_dir_prune(const char *dir, const tr_dir_retention *keep, int64_t newest)

@@ -6,8 +6,8 @@
  *     step-00001000.replaced/   the older one while a second save of the step takes its place, where a
  *                               file system cannot exchange two folders in one move
  *
- * Only these exact names are ever looked at or removed; whatever else lies there is the user's. One
- * process at a time writes in a folder; any number may read. Numbers are compared as numbers. */
+ * Only these exact names are ever looked at or removed; whatever else lies there is the user's, and so is what a
+ * link of such a name leads to. One process at a time writes in a folder; any number may read. Numbers are compared as numbers. */
 #ifndef TR_IO_DIR_COMMIT_H
 #define TR_IO_DIR_COMMIT_H
 
@@ -27,7 +27,7 @@ char *tr_step_path(const char *dir, int64_t step);
 char *tr_step_temp_path(const char *dir, int64_t step);
 
 /* Makes `dir` with its parents where they are missing, and an empty temporary folder for the step;
- * what is left of an earlier try goes away. TR_ERR_IO. */
+ * what is left of earlier tries, of any step, goes away first. TR_ERR_IO. */
 tr_status tr_dir_commit_begin(const char *dir, int64_t step);
 /* Flushes the temporary folder (its files were flushed by whoever wrote them), renames it, flushes
  * `dir`, then moves `latest`. A checkpoint of the same step is exchanged for the new one, in one
@@ -39,7 +39,8 @@ void tr_dir_commit_abort(const char *dir, int64_t step);
 
 typedef struct tr_step_entry {
     int64_t step;
-    bool is_temp;      /* step-N.tmp */
+    bool is_temp; /* step-N.tmp */
+    bool is_link; /* to a folder elsewhere: a checkpoint that may be read, and is never removed */
     bool has_manifest; /* a file manifest.json is there */
 } tr_step_entry;
 
@@ -66,7 +67,7 @@ typedef struct tr_dir_retention {
  * steps from the highest down, then those of higher steps, which a run that went back or began anew has left behind.
  * One that is not whole, by its manifest and the sizes of its files, takes no other's place: as many whole ones stay.
  * What is missed least goes first. Temporary folders, which nobody writes any more, go too. A folder with a file in it that is not ours
- * stays. TR_ERR_IO for the first that could not be removed; the others are tried. */
+ * stays, and so does a link, which takes no other's place either. TR_ERR_IO for the first that could not be removed; the others are tried. */
 tr_status tr_dir_prune(const char *dir, const tr_dir_retention *keep, int64_t newest);
 
 #endif

@@ -74,7 +74,7 @@ tr_status tr_file_sync_folder(const char *path)
     return TR_OK;
 }
 
-tr_status tr_file_commit(int fd, const char *temp, const char *path)
+tr_status tr_file_flush(int fd, const char *temp)
 {
     if (fsync(fd) != 0) {
         int errnum = errno;
@@ -87,10 +87,21 @@ tr_status tr_file_commit(int fd, const char *temp, const char *path)
         unlink(temp);
         return tr_fail_errno(TR_ERR_IO, errnum, "%s: closing failed", temp);
     }
+    return TR_OK;
+}
+
+tr_status tr_file_move(const char *temp, const char *path)
+{
     if (rename(temp, path) != 0) {
         int errnum = errno;
         unlink(temp);
         return tr_fail_errno(TR_ERR_IO, errnum, "%s: cannot rename to %s", temp, path);
     }
     return tr_file_sync_folder(path);
+}
+
+tr_status tr_file_commit(int fd, const char *temp, const char *path)
+{
+    TR_TRY(tr_file_flush(fd, temp));
+    return tr_file_move(temp, path);
 }

@@ -22,6 +22,9 @@ tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *
 /* Flushes `fd` (open on `temp`) to the disk, closes it in every case, renames `temp` to `path`
  * and flushes the folder. On failure `temp` is removed and `path` is as it was. */
 tr_status tr_file_commit(int fd, const char *temp, const char *path);
+/* Its two halves: flush and close; rename, and flush the folder. A half that fails removes `temp`. */
+tr_status tr_file_flush(int fd, const char *temp);
+tr_status tr_file_move(const char *temp, const char *path);
 
 /* Makes a folder and its missing parents. */
 tr_status tr_folders_make(const char *path);

@@ -225,6 +225,33 @@ static void test_a_step_is_replaced_where_folders_cannot_be_exchanged(void **sta
     no_exchange = false;
 }
 
+static void test_without_room_for_latest_nothing_changes(void **state)
+{
+    (void)state;
+    int64_t step;
+    assert_int_equal(mkdir(in_dir("latest.tmp"), 0777), 0); /* cannot be written to either */
+    save(5, "five", false);
+    assert_int_equal(tr_dir_commit_finish(dir, 5), TR_ERR_IO);
+    expect_steps("3 4 5t");
+    assert_true(tr_dir_latest_read(dir, &step) && step == 4);
+    assert_int_equal(rmdir(in_dir("latest.tmp")), 0);
+    tr_dir_commit_abort(dir, 5);
+    expect_steps("3 4");
+}
+
+static void test_leftovers_give_way_before_the_writing(void **state)
+{
+    (void)state;
+    save(7, "left over", false);
+    assert_int_equal(rename(in_dir("step-00000007.tmp"), in_dir("kept")), 0);
+    save(6, "left over", false);
+    assert_int_equal(rename(in_dir("kept"), in_dir("step-00000007.tmp")), 0);
+    expect_steps("3 4 6t 7t");
+    assert_int_equal(tr_dir_commit_begin(dir, 5), TR_OK);
+    expect_steps("3 4 5t-");
+    tr_dir_commit_abort(dir, 5);
+}
+
 static void test_latest_with_another_text_is_no_name(void **state)
 {
     (void)state;
@@ -310,8 +337,8 @@ static void test_foreign_entries_stay(void **state)
     file_make(in_dir("step-00000008"), "a file");
     file_make(in_dir("step-00000009.tmp"), "a file");
     file_make(in_dir("notes.txt"), "mine");
-    save(20, "x", false); /* of a killed run */
     save(12, "x", true);
+    save(20, "x", false); /* of a killed run */
     file_make(in_dir("step-00000011/notes.txt"), "mine");
     expect_steps("2- 5 11 12 20t");
     prune(1, 0, 12);
@@ -333,13 +360,60 @@ static void test_the_first_that_cannot_be_removed_is_named(void **state)
     for (int step = 30; step <= 32; step++)
         save(step, "x", true);
     save(33, "x", false);
-    save(34, "x", false);
     file_make(in_dir("step-00000033.tmp/notes.txt"), "mine");
+    save(34, "x", false);
     file_make(in_dir("step-00000034.tmp/notes.txt"), "mine");
     file_make(in_dir("step-00000032/manifest.json"), "{}\n");
     assert_int_equal(tr_dir_prune(dir, &keep, 32), TR_ERR_IO);
     assert_non_null(strstr(tr_error_message(), "step-00000033.tmp: not removed"));
     expect_steps("2- 11 31 32 33t 34t");
+}
+
+static void expect_archived(const char *away)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s/shard-00000.bin", away);
+    unsigned char *bytes = scratch_read(in_dir(name), NULL);
+    assert_string_equal((const char *)bytes, "archived");
+    free(bytes);
+}
+
+/* A checkpoint that was moved away, with a link in its place. */
+static void move_and_link(const char *name, const char *away)
+{
+    assert_int_equal(rename(in_dir(name), in_dir(away)), 0);
+    assert_int_equal(symlink(in_dir(away), in_dir(name)), 0);
+}
+
+static void test_what_links_lead_to_stays(void **state)
+{
+    (void)state;
+    unlink(in_dir("step-00000033.tmp/notes.txt")); /* of the test before */
+    unlink(in_dir("step-00000034.tmp/notes.txt"));
+    for (int step = 40; step <= 43; step++)
+        save(step, "archived", true);
+    move_and_link("step-00000040", "archive-40");
+    move_and_link("step-00000042", "archive-42");
+    assert_int_equal(symlink(in_dir("archive-40"), in_dir("step-00000044.tmp")), 0);
+    prune(2, 0, 43); /* links take no place of the last ones, and keep theirs */
+    expect_steps("2- 11 40 41 42 43 44t");
+    /* None is saved through a link, nor is anything removed through it when that fails. */
+    assert_int_equal(tr_dir_commit_begin(dir, 44), TR_ERR_IO);
+    assert_non_null(strstr(tr_error_message(), "step-00000044.tmp: a link"));
+    tr_dir_commit_abort(dir, 44);
+    expect_archived("archive-40");
+    unlink(in_dir("step-00000044.tmp"));
+    /* A new checkpoint takes the link's place, not that of what it leads to. */
+    save(40, "new", true);
+    no_exchange = true;
+    save(42, "new", true);
+    no_exchange = false;
+    expect_steps("2- 11 40 41 42 43");
+    expect_shard(40, "new");
+    expect_shard(42, "new");
+    expect_archived("archive-40");
+    expect_archived("archive-42");
+    assert_false(scratch_exists(in_dir("step-00000042.replaced")));
 }
 
 static void test_a_folder_that_cannot_be_made_is_named(void **state)
@@ -357,12 +431,15 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_a_checkpoint_appears_whole),
         cmocka_unit_test(test_a_step_is_replaced_where_folders_cannot_be_exchanged),
+        cmocka_unit_test(test_without_room_for_latest_nothing_changes),
+        cmocka_unit_test(test_leftovers_give_way_before_the_writing),
         cmocka_unit_test(test_latest_with_another_text_is_no_name),
         cmocka_unit_test(test_room_is_made_in_numeric_order),
         cmocka_unit_test(test_multiples_stay_beside_the_last_ones),
         cmocka_unit_test(test_damaged_ones_push_out_no_good_one),
         cmocka_unit_test(test_foreign_entries_stay),
         cmocka_unit_test(test_the_first_that_cannot_be_removed_is_named),
+        cmocka_unit_test(test_what_links_lead_to_stays),
         cmocka_unit_test(test_a_folder_that_cannot_be_made_is_named),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
