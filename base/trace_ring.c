@@ -10,7 +10,8 @@ void tr_trace_ring_init(tr_trace_ring *ring, tr_trace_event *events, int64_t cap
     TR_ASSERT(capacity >= 1);
     *ring = (tr_trace_ring){.events = events, .capacity = capacity};
     int step = tr_trace_track_add(ring, "step"), compute = tr_trace_track_add(ring, "compute");
-    TR_ASSERT(step == TR_TRACE_STEP && compute == TR_TRACE_COMPUTE);
+    int writer = tr_trace_track_add(ring, "writer");
+    TR_ASSERT(step == TR_TRACE_STEP && compute == TR_TRACE_COMPUTE && writer == TR_TRACE_WRITER);
 }
 
 int tr_trace_track_add(tr_trace_ring *ring, const char *name)

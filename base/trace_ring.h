@@ -13,8 +13,9 @@ enum {
     TR_TRACE_NAME = 16,   /* bytes of a name, with its end */
     TR_TRACE_TRACKS = 16, /* most tracks */
     /* Tracks that every trace has. */
-    TR_TRACE_STEP = 0,   /* the parts of a step, one after the other */
-    TR_TRACE_COMPUTE = 1 /* what is computed; an event may lie inside another */
+    TR_TRACE_STEP = 0,    /* the parts of a step, one after the other */
+    TR_TRACE_COMPUTE = 1, /* what is computed; an event may lie inside another */
+    TR_TRACE_WRITER = 2   /* checkpoints, on threads beside the step */
 };
 
 typedef struct tr_trace_event {
@@ -41,7 +42,7 @@ typedef struct tr_trace_ring {
     int num_tracks;
 } tr_trace_ring;
 
-/* capacity: at least 1. Tracks: "step" and "compute". */
+/* capacity: at least 1. Tracks: "step", "compute" and "writer". */
 void tr_trace_ring_init(tr_trace_ring *ring, tr_trace_event *events, int64_t capacity);
 /* A further track; the name stays the caller's. Returns its number. */
 int tr_trace_track_add(tr_trace_ring *ring, const char *name);

@@ -26,11 +26,12 @@ static tr_manifest_param *params_list(const tr_param_table *table)
     return params;
 }
 
-void tr_commit_init(tr_commit *commit, const tr_run *run)
+void tr_commit_init(tr_commit *commit, tr_run *run)
 {
     *commit = (tr_commit){.dir = run->cfg.checkpoint.dir,
                           .keep = {run->cfg.checkpoint.keep, run->cfg.checkpoint.keep_every},
-                          .num_ranks = (int)run->cfg.derived.num_ranks};
+                          .num_ranks = (int)run->cfg.derived.num_ranks,
+                          .trace = tr_saver_get_trace(&run->saver)};
     tr_manifest *manifest = &commit->manifest;
     manifest->step = run->step;
     manifest->files = TR_NEW_ARRAY(tr_manifest_file, (size_t)commit->num_ranks);
@@ -92,13 +93,17 @@ tr_status tr_commit_work(void *context)
     commit->begin = tr_clock_seconds();
     char *folder = tr_step_temp_path(commit->dir, step);
     char *path = tr_format("%s/" TR_MANIFEST_FILE_NAME, folder);
+    tr_trace_lane_switch(commit->trace, 0, "commit", -1, -1);
     tr_status status = tr_manifest_write(path, &commit->manifest);
     tr_free(path);
     tr_free(folder);
-    TR_TRY(status);
-    TR_TRY(tr_dir_commit_finish(commit->dir, step));
+    if (status == TR_OK)
+        status = tr_dir_commit_finish(commit->dir, step);
     commit->end = tr_clock_seconds();
+    tr_trace_lane_switch(commit->trace, 0, status == TR_OK ? "make room" : NULL, -1, -1);
+    TR_TRY(status);
     if (tr_dir_prune(commit->dir, &commit->keep, step) != TR_OK)
         tr_log_warning("%s", tr_error_message());
+    tr_trace_lane_switch(commit->trace, 0, NULL, -1, -1);
     return TR_OK;
 }

@@ -30,12 +30,13 @@ typedef struct tr_commit {
     const char *dir; /* the run's */
     tr_dir_retention keep;
     int num_ranks;
-    tr_manifest manifest; /* whole on rank 0; elsewhere only the step, and the files */
-    int64_t bytes;        /* of all files */
-    double begin, end;    /* of the work */
+    tr_manifest manifest;  /* whole on rank 0; elsewhere only the step, and the files */
+    int64_t bytes;         /* of all files */
+    tr_trace_lanes *trace; /* of this rank's threads; NULL: nobody records */
+    double begin, end;     /* of the work */
 } tr_commit;
 
-void tr_commit_init(tr_commit *commit, const tr_run *run);
+void tr_commit_init(tr_commit *commit, tr_run *run);
 void tr_commit_clear(tr_commit *commit);
 /* Collective: lists the files of all ranks. mine->bytes 0: this rank has none. */
 tr_status tr_commit_gather(tr_commit *commit, tr_run *run, const tr_shard_summary *mine);

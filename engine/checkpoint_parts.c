@@ -1,7 +1,8 @@
-/* What a rank saves of the state, and the pool that is laid out for it. */
+/* What a rank saves of the state, and the memory that is laid out for it. */
 #include "engine/checkpoint_int.h"
 
 #include "base/alloc.h"
+#include "engine/trace.h"
 
 /* Whether this rank writes elements of the item: replicas over tensor ranks are written by one of
  * them, those over data ranks by shares, a tied tensor by its owner. */
@@ -51,13 +52,33 @@ static size_t share_bytes(const tr_config *cfg, const tr_local_params *local)
     return (size_t)elements * (size_t)kinds * sizeof(float);
 }
 
+/* Events between two cuts: two for each chunk, a few for the file and the commit, of the end of one save and the beginning of the next. */
+static int64_t trace_capacity(const tr_config *cfg, const tr_local_params *local)
+{
+    enum { SAVE_EVENTS = 16, SAVES = 2 };
+    int64_t chunks = (int64_t)(share_bytes(cfg, local) / TR_SHARD_CHUNK_DEFAULT) +
+                     local->num_items * TR_SHARD_NUM_KINDS * TR_BOX_MAX_PIECES;
+    return SAVES * (2 * chunks + SAVE_EVENTS);
+}
+
+tr_trace_lanes *tr_saver_get_trace(tr_saver *saver)
+{
+    return saver->trace.halves[0].capacity > 0 ? &saver->trace : NULL;
+}
+
 void tr_saver_layout(tr_saver *saver, const tr_config *cfg, const tr_local_params *local,
-                     tr_arena *arena)
+                     tr_arena *arenas)
 {
     *saver = (tr_saver){0};
+    if (tr_trace_any(cfg)) {
+        int64_t capacity = trace_capacity(cfg, local);
+        size_t bytes = 2 * (size_t)capacity * sizeof(tr_trace_event);
+        tr_trace_lanes_init(&saver->trace, TR_TRACE_WRITER,
+                            tr_arena_alloc(&arenas[TR_MEM_WORKSPACE], bytes), capacity);
+    }
     if (!cfg->checkpoint.async_ || cfg->checkpoint.every == 0)
         return;
     size_t most = (size_t)cfg->checkpoint.snapshot_mb * 1000000, bytes = share_bytes(cfg, local);
     saver->pool_bytes = bytes < most ? bytes : most;
-    saver->pool = tr_arena_alloc(arena, saver->pool_bytes);
+    saver->pool = tr_arena_alloc(&arenas[TR_MEM_SNAPSHOT], saver->pool_bytes);
 }

@@ -14,8 +14,8 @@
 #include "io/dir_commit.h"
 
 enum {
-    WRITER_NICE = 10, /* computing comes first */
-    MOST_ENCODERS = 8 /* each has three chunks of memory */
+    WRITER_NICE = 10,              /* computing comes first */
+    MOST_ENCODERS = TR_TRACE_LANES /* each has three chunks of memory */
 };
 
 /* WRITING: every rank its file. COMMITTING: rank 0 the manifest. */
@@ -48,7 +48,7 @@ static tr_status shard_work(void *context)
     tr_save *save = context;
     double begin = tr_clock_seconds();
     tr_status status = tr_shard_write_queue(save->path, save->queue, save->level,
-                                            save->num_encoders, &save->summary);
+                                            save->num_encoders, save->commit.trace, &save->summary);
     save->writing = tr_clock_seconds() - begin;
     return status;
 }

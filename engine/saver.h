@@ -9,6 +9,7 @@
 #ifndef TR_ENGINE_SAVER_H
 #define TR_ENGINE_SAVER_H
 
+#include "base/trace_lanes.h"
 #include "engine/model/local_params.h"
 #include "memory/arena.h"
 
@@ -28,11 +29,15 @@ typedef struct tr_saver {
     bool warm;            /* the first step is over, which is like no other */
     double steps[TR_SAVER_STEPS]; /* seconds of the latest steps beside no save */
     int64_t num_steps;            /* of them so far */
+    tr_trace_lanes trace; /* what writers do, in traced steps; of zeros: no step is traced */
 } tr_saver;
 
-/* Lays the pool out: checkpoint.snapshot_mb, but no more than this rank's share of the state, where saves come by themselves and in the background. Counting arenas too. */
+/* Lays the pool out: checkpoint.snapshot_mb, but no more than this rank's share of the state, where saves come by themselves and in the background. Also room for what
+ * writers do in traced steps, as workspace. arenas: [TR_MEM_NUM]; counting ones too. */
 void tr_saver_layout(tr_saver *saver, const tr_config *cfg, const tr_local_params *local,
-                     tr_arena *arena);
+                     tr_arena *arenas);
+/* Of writers, or NULL where no step is traced. */
+tr_trace_lanes *tr_saver_get_trace(tr_saver *saver);
 /* Ends what is under way, whatever becomes of it. Not collective. */
 void tr_saver_clear(tr_saver *saver);
 

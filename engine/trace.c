@@ -31,7 +31,7 @@ static bool traces_step(const tr_config *cfg, int64_t step)
     return false;
 }
 
-static bool traces_any(const tr_config *cfg)
+bool tr_trace_any(const tr_config *cfg)
 {
     return cfg->log.trace[0] >= '0' && cfg->log.trace[0] <= '9';
 }
@@ -64,7 +64,7 @@ void tr_trace_layout(tr_trace_ring *ring, const tr_config *cfg, const tr_mesh *m
                      tr_arena *arena)
 {
     *ring = (tr_trace_ring){0};
-    if (!traces_any(cfg))
+    if (!tr_trace_any(cfg))
         return;
     int64_t capacity = events_most(cfg, mesh);
     tr_trace_ring_init(ring, tr_arena_alloc(arena, (size_t)capacity * sizeof(tr_trace_event)),
@@ -77,13 +77,16 @@ tr_status tr_trace_step_begin(tr_run *run)
 {
     tr_tracer *tracer = &run->tracer;
     tracer->is_traced = traces_step(&run->cfg, run->step + 1);
-    if (!tracer->is_traced)
+    if (!tracer->is_traced) {
+        tr_trace_lanes_stop(&run->saver.trace);
         return TR_OK;
+    }
     if (run->all != NULL)
         TR_TRY(tr_group_clock_offset(run->all, &tracer->clock_offset, &tracer->clock_error));
     if (tracer->origin == 0)
         tracer->origin = tr_clock_seconds();
     tr_trace_ring_start(&run->stage.trace);
+    tr_trace_lanes_start(&run->saver.trace);
     return TR_OK;
 }
 
@@ -98,11 +101,12 @@ typedef struct rank_header {
 
 enum { PIECE_EVENTS = 128, LANES = 100 };
 
-static rank_header header_of(const tr_run *run)
+/* writer: what those that write checkpoints did. */
+static rank_header header_of(const tr_run *run, const tr_trace_ring *writer)
 {
     const tr_trace_ring *ring = &run->stage.trace;
-    rank_header header = {.num_events = tr_trace_ring_count(ring),
-                          .num_lost = tr_trace_ring_num_lost(ring),
+    rank_header header = {.num_events = tr_trace_ring_count(ring) + tr_trace_ring_count(writer),
+                          .num_lost = tr_trace_ring_num_lost(ring) + tr_trace_ring_num_lost(writer),
                           .clock_offset = run->tracer.clock_offset,
                           .clock_error = run->tracer.clock_error,
                           .num_tracks = ring->num_tracks};
@@ -123,7 +127,7 @@ typedef struct rank_writer {
 /* Threads are numbered in the order in which they are to be seen. */
 static int thread_of(int track, int lane)
 {
-    return track == TR_TRACE_STEP ? 1 : track == TR_TRACE_COMPUTE ? 2 : track * LANES + lane;
+    return track <= TR_TRACE_COMPUTE ? 1 + track : track * LANES + lane;
 }
 
 static void thread_name(rank_writer *writer, int track, int lane)
@@ -131,10 +135,13 @@ static void thread_name(rank_writer *writer, int track, int lane)
     if (writer->named[track][lane])
         return;
     writer->named[track][lane] = true;
-    char name[64];
+    char
+        name[TR_TRACE_TRACKS * TR_TRACE_NAME + 32]; /* the compiler takes all tracks for one text */
     const char *text = writer->header->tracks[track];
-    if (track <= TR_TRACE_COMPUTE)
+    if (track <= TR_TRACE_COMPUTE || (track == TR_TRACE_WRITER && lane == 0))
         snprintf(name, sizeof name, "%s", text);
+    else if (track == TR_TRACE_WRITER)
+        snprintf(name, sizeof name, "%s: encoder %d", text, lane + 1);
     else if (lane == TR_GROUP_LANE_WAITS)
         snprintf(name, sizeof name, "%s: waits", text);
     else if (lane == TR_GROUP_LANE_SMALL)
@@ -146,7 +153,7 @@ static void thread_name(rank_writer *writer, int track, int lane)
     tr_trace_file_thread(writer->file, writer->rank, thread_of(track, lane), name);
 }
 
-/* "0F3" for an action of the schedule, "reduce_scatter bucket 2", "layer 5". */
+/* "0F3" for an action of the schedule, "reduce_scatter bucket 2", "layer 5", "encode 7". */
 static void name_format(const tr_trace_event *event, char *text, size_t bytes)
 {
     if (event->chunk >= 0)
@@ -182,7 +189,7 @@ static void event_write(rank_writer *writer, const tr_trace_event *event)
 {
     char name[3 * TR_TRACE_NAME];
     double start = writer->origin + writer->header->clock_offset;
-    bool is_operation = event->track > TR_TRACE_COMPUTE;
+    bool moves_bytes = event->track > TR_TRACE_COMPUTE;
     name_format(event, name, sizeof name);
     tr_trace_slice slice = {.process = writer->rank,
                             .thread = thread_of(event->track, event->lane),
@@ -193,10 +200,10 @@ static void event_write(rank_writer *writer, const tr_trace_event *event)
     arg_put(&slice, "microbatch", event->microbatch);
     arg_put(&slice, "peer", event->peer);
     arg_put(&slice, "sequence", event->sequence);
-    arg_put(&slice, "bytes", is_operation ? event->bytes : -1);
+    arg_put(&slice, "bytes", moves_bytes ? event->bytes : -1);
     thread_name(writer, event->track, event->lane);
     tr_trace_file_slice(writer->file, &slice);
-    if (is_operation && event->lane >= TR_GROUP_LANE_MOVES)
+    if (event->track > TR_TRACE_WRITER && event->lane >= TR_GROUP_LANE_MOVES)
         arrow_write(writer, event, slice.thread, slice.begin, slice.end);
 }
 
@@ -211,12 +218,14 @@ static void rank_write_begin(const tr_run *run, rank_writer *writer)
 }
 
 /* All ranks hand the events of one of them on, in pieces; rank 0 (writer not NULL) writes them. */
-static tr_status rank_gather(tr_run *run, int rank, tr_trace_file *file)
+static tr_status rank_gather(tr_run *run, int rank, const tr_trace_ring *by_writer,
+                             tr_trace_file *file)
 {
     tr_trace_event piece[PIECE_EVENTS];
     const tr_trace_ring *ring = &run->stage.trace;
+    int64_t num_first = tr_trace_ring_count(ring);
     bool is_mine = run->mesh.rank == rank;
-    rank_header header = is_mine ? header_of(run) : (rank_header){0};
+    rank_header header = is_mine ? header_of(run, by_writer) : (rank_header){0};
     if (run->all != NULL)
         TR_TRY(tr_group_broadcast(run->all, rank, &header, sizeof header));
     rank_writer writer = {
@@ -227,7 +236,8 @@ static tr_status rank_gather(tr_run *run, int rank, tr_trace_file *file)
         int64_t left = header.num_events - first;
         int count = left < PIECE_EVENTS ? (int)left : PIECE_EVENTS;
         for (int i = 0; is_mine && i < count; i++)
-            piece[i] = *tr_trace_ring_at(ring, first + i);
+            piece[i] = first + i < num_first ? *tr_trace_ring_at(ring, first + i)
+                                             : *tr_trace_ring_at(by_writer, first + i - num_first);
         if (run->all != NULL)
             TR_TRY(tr_group_broadcast(run->all, rank, piece, (size_t)count * sizeof piece[0]));
         for (int i = 0; file != NULL && i < count; i++)
@@ -267,10 +277,11 @@ tr_status tr_trace_step_end(tr_run *run, bool *written)
     if (!tracer->is_traced)
         return TR_OK;
     tr_trace_ring_stop(&run->stage.trace);
+    const tr_trace_ring *by_writer = tr_trace_lanes_cut(&run->saver.trace);
     file_open(run);
     int num_ranks = run->mesh.data_size * run->mesh.tensor_size * run->mesh.pipeline_size;
     for (int rank = 0; rank < num_ranks; rank++)
-        TR_TRY(rank_gather(run, rank, tracer->file));
+        TR_TRY(rank_gather(run, rank, by_writer, tracer->file));
     if (tracer->file != NULL && tr_trace_file_flush(tracer->file) != TR_OK)
         give_up(tracer);
     *written = tracer->file != NULL;

@@ -3,7 +3,7 @@
  * Each rank records into a ring that was laid out with the rest of its memory; after a traced step, and outside its time, the events of
  * all ranks go to rank 0, which writes them. The clocks are compared just before a traced step. A trace that cannot be written is
  * given up with a warning; training goes on. Tracks of a rank: the parts of the step; what is computed, actions of the schedule with what they
- * are made of inside; and of each group its waits, and its operations from post to completion. */
+ * are made of inside; what writes checkpoints; and of each group its waits, and its operations from post to completion. */
 #ifndef TR_ENGINE_TRACE_H
 #define TR_ENGINE_TRACE_H
 
@@ -25,6 +25,8 @@ typedef struct tr_tracer {
     bool failed;
 } tr_tracer;
 
+/* Whether any step is to be traced. */
+bool tr_trace_any(const tr_config *cfg);
 /* Lays the ring out, if any step is to be traced; else *ring records nothing. Counting arenas too. */
 void tr_trace_layout(tr_trace_ring *ring, const tr_config *cfg, const tr_mesh *mesh,
                      tr_arena *arena);

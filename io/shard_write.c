@@ -19,6 +19,7 @@ typedef struct writer {
     tr_chunk_queue *queue;
     int fd;
     int level;
+    tr_trace_lanes *trace;  /* NULL: nobody records */
     int64_t offset;         /* bytes written so far */
     tr_hash_stream *stream; /* of them */
     unsigned char *chunk_rows;
@@ -30,6 +31,7 @@ typedef struct writer {
 
 typedef struct encoder {
     writer *w;
+    int lane;              /* of the trace */
     tr_plane_codec *codec; /* NULL at level 0 */
     float *values;         /* [chunk] a chunk taken; NULL where the queue needs no buffer */
     unsigned char *stored; /* [chunk] an encoded chunk */
@@ -114,13 +116,18 @@ static tr_status chunks_write(void *context)
     while (status == TR_OK && tr_chunk_queue_take(w->queue, e->values, &chunk)) {
         const void *bytes = NULL;
         size_t size = 0;
+        tr_trace_lane_switch(w->trace, e->lane, "encode", chunk.index,
+                             (int64_t)(chunk.num_values * sizeof(float)));
         status = chunk_encode(e, &chunk, &bytes, &size);
+        tr_trace_lane_switch(w->trace, e->lane, NULL, -1, -1);
         if (status == TR_OK) {
             if (!turn_await(w, chunk.index))
                 break;
             le_put(w->chunk_rows + (size_t)chunk.index * SHARD_CHUNK_BYTES + CHUNK_OFFSET,
                    (uint64_t)w->offset, 8);
+            tr_trace_lane_switch(w->trace, e->lane, "write", chunk.index, (int64_t)size);
             status = append(w, bytes, size);
+            tr_trace_lane_switch(w->trace, e->lane, NULL, -1, -1);
         }
         turn_end(w, status != TR_OK);
     }
@@ -129,10 +136,10 @@ static tr_status chunks_write(void *context)
     return status;
 }
 
-static void encoder_init(encoder *e, writer *w)
+static void encoder_init(encoder *e, writer *w, int lane)
 {
     size_t chunk_bytes = (size_t)tr_chunk_queue_get_chunk_bytes(w->queue);
-    *e = (encoder){.w = w};
+    *e = (encoder){.w = w, .lane = lane};
     if (w->level > 0) {
         e->codec = tr_plane_codec_create(chunk_bytes / sizeof(float));
         e->stored = TR_NEW_ARRAY(unsigned char, chunk_bytes);
@@ -154,7 +161,7 @@ static tr_status encoders_run(writer *w, int num_encoders)
     encoder *encoders = TR_NEW_ARRAY(encoder, (size_t)num_encoders);
     tr_background **helpers = TR_NEW_ARRAY(tr_background *, (size_t)num_encoders);
     for (int i = 0; i < num_encoders; i++)
-        encoder_init(&encoders[i], w);
+        encoder_init(&encoders[i], w, i);
     for (int i = 1; i < num_encoders; i++) {
         helpers[i] = tr_background_create();
         tr_background_start(helpers[i], chunks_write, &encoders[i], 0);
@@ -244,19 +251,21 @@ static tr_status file_write(writer *w, int num_encoders, unsigned char *box_rows
 /* Flushes where everything was written, and closes in every case. */
 static tr_status file_close(writer *w, tr_status status)
 {
+    tr_trace_lane_switch(w->trace, 0, "flush", -1, w->offset);
     if (status == TR_OK && fsync(w->fd) != 0)
         status = tr_fail_errno(TR_ERR_IO, errno, "%s: flushing to the disk failed", w->path);
     if (close(w->fd) != 0 && status == TR_OK)
         status = tr_fail_errno(TR_ERR_IO, errno, "%s: closing failed", w->path);
+    tr_trace_lane_switch(w->trace, 0, NULL, -1, -1);
     if (status != TR_OK)
         unlink(w->path);
     return status;
 }
 
 tr_status tr_shard_write_queue(const char *path, tr_chunk_queue *queue, int level, int num_encoders,
-                               tr_shard_summary *summary)
+                               tr_trace_lanes *trace, tr_shard_summary *summary)
 {
-    writer w = {.path = path, .queue = queue, .level = level};
+    writer w = {.path = path, .queue = queue, .level = level, .trace = trace};
     int num_parts;
     tr_chunk_queue_get_parts(queue, &num_parts);
     w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -287,7 +296,7 @@ tr_status tr_shard_write(const char *path, const tr_shard_part *parts, int num_p
                          int chunk_bytes, tr_shard_summary *summary)
 {
     tr_chunk_queue *queue = tr_chunk_queue_create(parts, num_parts, chunk_bytes);
-    tr_status status = tr_shard_write_queue(path, queue, level, 1, summary);
+    tr_status status = tr_shard_write_queue(path, queue, level, 1, NULL, summary);
     tr_chunk_queue_destroy(queue);
     return status;
 }

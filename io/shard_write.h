@@ -13,6 +13,7 @@
 
 #include "base/hash.h"
 #include "base/status.h"
+#include "base/trace_lanes.h"
 #include "memory/box.h"
 
 /* What of a tensor a box holds; the numbers stand in files. */
@@ -49,9 +50,10 @@ struct tr_chunk_queue;
 /* Writes all of the queue, with num_encoders threads, of which the caller is one. level: 0 stores
  * raw, 1 to 19 is zstd's. TR_ERR_IO with the path and the reason, or with the tensor that holds
  * values that are not finite; TR_STOPPED, without a message, when the queue was stopped by someone
- * else. The file is removed then. */
+ * else. The file is removed then. trace: NULL, or where encoder i records on lane i what it does: "encode" and "write" of each chunk
+ * with its number in the file, the first one "flush" too. */
 tr_status tr_shard_write_queue(const char *path, struct tr_chunk_queue *queue, int level,
-                               int num_encoders, tr_shard_summary *summary);
+                               int num_encoders, tr_trace_lanes *trace, tr_shard_summary *summary);
 
 /* The same for parts that stay as they are, on one thread. chunk_bytes: a multiple of 4 up to
  * TR_SHARD_CHUNK_MOST. */

@@ -11,6 +11,8 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "engine/checkpoint.h"
+#include "io/manifest.h"
 #include "tests/parallel/run_fixture.h"
 
 /* ---- a clock that is ahead ---- */
@@ -26,7 +28,7 @@ double __wrap_tr_clock_seconds(void)
 
 /* ---- what a file says ---- */
 
-enum { MAX_EVENTS = 20000 };
+enum { MAX_EVENTS = 20000, MAX_CHUNKS = 1000 };
 
 typedef struct slice {
     int rank, thread;
@@ -342,6 +344,130 @@ static void single_case(fx_job *job, const void *context)
     fx_folder_remove(job, folder);
 }
 
+/* A whole number among the arguments; -1: it is not there. */
+static int64_t arg_of(const slice *of, const char *name)
+{
+    const json_t *value = json_object_get(of->args, name);
+    return json_is_integer(value) ? json_integer_value(value) : -1;
+}
+
+static bool is_of_writer(const trace *all, const slice *of, const char *verb)
+{
+    return strncmp(all->threads[of->rank][of->thread], "writer", 6) == 0 &&
+           strncmp(of->name, verb, strlen(verb)) == 0;
+}
+
+/* What writers did in a save, of one rank. A slice that was cut is there in parts, which have the name and the bytes of the whole. */
+typedef struct writers_sum {
+    bool encode[MAX_CHUNKS], write[MAX_CHUNKS]; /* what was seen of a chunk */
+    int num_encoded, num_written;
+    int64_t encoded, written, flushed; /* bytes */
+    int64_t last;                      /* chunk written */
+    double end;                        /* of writing it */
+} writers_sum;
+
+static void writers_add(fx_job *job, const trace *all, const slice *of, writers_sum *sum)
+{
+    int64_t bytes = arg_of(of, "bytes");
+    bool encode = is_of_writer(all, of, "encode "), write = is_of_writer(all, of, "write ");
+    long long chunk = encode || write ? atoll(strchr(of->name, ' ')) : 0;
+    TR_ASSERT(chunk >= 0 && chunk < MAX_CHUNKS);
+    if (encode && !sum->encode[chunk]) {
+        sum->encode[chunk] = true;
+        sum->num_encoded++;
+        sum->encoded += bytes;
+    } else if (write) {
+        fx_check(job, chunk >= sum->last, "rank %d: %s is after write %lld", of->rank, of->name,
+                 (long long)sum->last);
+        fx_check(job, sum->encode[chunk], "rank %d: %s before it was encoded", of->rank, of->name);
+        sum->num_written += !sum->write[chunk];
+        sum->written += sum->write[chunk] ? 0 : bytes;
+        sum->write[chunk] = true;
+        sum->last = chunk;
+        sum->end = of->end;
+    } else if (is_of_writer(all, of, "flush")) {
+        sum->flushed = bytes;
+        fx_check(job, of->begin >= sum->end, "rank %d flushes before it has written", of->rank);
+    }
+}
+
+/* Against what the manifest says that there is. logical: bytes of the state. */
+static void writers_check(fx_job *job, const trace *all, const tr_manifest *manifest,
+                          int64_t logical)
+{
+    int64_t encoded = 0;
+    for (int rank = 0; rank < 4; rank++) {
+        writers_sum sum = {.last = 0};
+        int64_t file = manifest->files[rank].bytes;
+        for (int i = 0; i < all->num_slices; i++) /* in the order of their begins */
+            if (all->slices[i].rank == rank)
+                writers_add(job, all, &all->slices[i], &sum);
+        encoded += sum.encoded;
+        fx_check(job,
+                 sum.num_encoded > 4 && sum.num_written == sum.num_encoded &&
+                     sum.last == sum.num_written - 1,
+                 "rank %d: %d encoded and %d written, the last is chunk %lld", rank,
+                 sum.num_encoded, sum.num_written, (long long)sum.last);
+        fx_check(job, sum.flushed == file, "rank %d: flushed %lld bytes, the file has %lld", rank,
+                 (long long)sum.flushed, (long long)file);
+        /* Header and trailer, at most a row of each table for a chunk. */
+        int64_t tables = 2 * 64 + (64 + 40) * (int64_t)sum.num_written;
+        fx_check(job, sum.written < file && sum.written + tables >= file,
+                 "rank %d: wrote %lld of the file's %lld bytes", rank, (long long)sum.written,
+                 (long long)file);
+        int commits = count(all, rank, "writer", "commit");
+        int rooms = count(all, rank, "writer", "make room");
+        fx_check(job, (commits > 0) == (rank == 0) && (rooms > 0) == (rank == 0),
+                 "rank %d: %d commits, made room %d times", rank, commits, rooms);
+    }
+    fx_check(job, encoded == logical, "%lld bytes were encoded, the state has %lld",
+             (long long)encoded, (long long)logical);
+}
+
+/* A checkpoint that is written beside traced steps, by two encoders of each rank. */
+static void saved_case(fx_job *job, const void *context)
+{
+    (void)context;
+    char folder[FX_FOLDER];
+    tr_metrics metrics[2];
+    fx_run fx;
+    int steps = 2;
+    int64_t logical = 0;
+    fx_folder_make(job, folder);
+    char *text = tr_format("parallel.pipeline=2 parallel.data=2 train.global_batch=8 "
+                           "log.trace=2-30 run.dir=%s checkpoint.dir=%s checkpoint.every=1000 "
+                           "train.steps=1000 device.threads=2",
+                           folder, folder);
+    fx_open(job, &fx, "l", text, NULL, NULL);
+    fx_steps(&fx, 2, metrics);
+    fx_need(job, tr_run_save(fx.run));
+    for (; steps < 30 && fx.run->saver.save != NULL; steps++)
+        fx_step(&fx, metrics);
+    fx_check(job, fx.run->saver.save == NULL && !tr_run_save_failed(fx.run), "not saved");
+    fx_step(&fx, metrics); /* what was done when the steps ended is in it */
+    for (int p = 0; p < tr_run_num_params(fx.run); p++) {
+        int64_t shape[2];
+        tr_run_param_name(fx.run, p, shape);
+        logical += 12 * shape[0] * shape[1];
+    }
+    fx_close(&fx);
+    tr_free(text);
+    char *path = tr_format("%s/trace.json", folder);
+    char *manifest_path = tr_format("%s/step-00000002/manifest.json", folder);
+    trace all;
+    tr_manifest manifest;
+    if (job->rank == 0 && load(job, path, 4, &all)) {
+        nesting_check(job, &all, 0.01);
+        fx_need(job, tr_manifest_read(manifest_path, &manifest));
+        writers_check(job, &all, &manifest, logical);
+        tr_manifest_clear(&manifest);
+        unload(&all);
+    }
+    tr_free(manifest_path);
+    tr_free(path);
+    fx_folder_remove(job, folder);
+}
+
 /* Bytes of workspace of a run that is opened and closed; 0 on ranks without it. */
 static size_t workspace_of(fx_job *job, const char *layout)
 {
@@ -393,6 +519,8 @@ int main(int argc, char **argv)
             fx_best_of_three(&job, layout_case, layouts[i]);
     if (fx_case(&job, "single"))
         fx_best_of_three(&job, single_case, NULL);
+    if (fx_case(&job, "saved"))
+        fx_best_of_three(&job, saved_case, NULL);
     if (fx_case(&job, "off"))
         off_case(&job);
     return fx_end(&job);

@@ -160,7 +160,7 @@ typedef struct file_work {
 static tr_status file_write(void *context)
 {
     file_work *work = context;
-    return tr_shard_write_queue(work->path, work->queue, work->level, work->num_encoders,
+    return tr_shard_write_queue(work->path, work->queue, work->level, work->num_encoders, NULL,
                                 &work->summary);
 }
 
@@ -214,7 +214,8 @@ static void test_values_that_are_not_finite(void **state)
         for (int kind = 0; kind < 2; kind++) {
             tr_chunk_queue *queue = tr_chunk_queue_create(parts_make(), 2, CHUNK);
             values[FIRST + 250] = kind == 0 ? NAN : -INFINITY;
-            assert_int_equal(tr_shard_write_queue(path, queue, 1, encoders, &summary), TR_ERR_IO);
+            assert_int_equal(tr_shard_write_queue(path, queue, 1, encoders, NULL, &summary),
+                             TR_ERR_IO);
             assert_string_equal(tr_error_message(),
                                 "tensor second (v) holds values that are not finite");
             assert_false(scratch_exists(path));
@@ -229,7 +230,7 @@ static void test_a_stopped_file_is_removed(void **state)
     const char *path = scratch_path("shard-00003.bin");
     tr_chunk_queue *queue = tr_chunk_queue_create(parts_make(), 2, CHUNK);
     tr_chunk_queue_stop(queue);
-    assert_int_equal(tr_shard_write_queue(path, queue, 1, 2, &summary), TR_STOPPED);
+    assert_int_equal(tr_shard_write_queue(path, queue, 1, 2, NULL, &summary), TR_STOPPED);
     assert_false(scratch_exists(path));
     tr_chunk_queue_destroy(queue);
 }
