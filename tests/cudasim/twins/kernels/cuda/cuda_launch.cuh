@@ -1,0 +1,52 @@
+/* The simulator's twin of kernels/cuda/cuda_launch.cuh: a launch captures its arguments by value and is enqueued on the stand-in's stream,
+ * where the emulator runs it; it refuses the sizes that a device refuses. */
+#ifndef TR_KERNELS_CUDA_LAUNCH_CUH
+#define TR_KERNELS_CUDA_LAUNCH_CUH
+
+#include <stddef.h>
+
+#include <functional>
+
+#include <cuda_runtime.h>
+
+#include "base/status.h"
+#include "tests/cudasim/simt.h"
+#include "tests/cudasim/simt_launch.h"
+
+#define TR_SHARED(type, name, dims)                                                                \
+    typedef type name##_shared_type dims;                                                          \
+    static simt_shared_variable name##_shared_variable;                                            \
+    name##_shared_type &name = *static_cast<name##_shared_type *>(                                 \
+        simt_shared(&name##_shared_variable, sizeof(name##_shared_type), #name))
+
+#define TR_SHARED_DYNAMIC(type, name) type *name = static_cast<type *>(simt_shared_dynamic())
+
+#define TR_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
+    tr_cuda_launch(#kernel, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+
+template <typename T> struct tr_as_declared {
+    typedef T type;
+};
+
+template <typename... P>
+tr_status tr_cuda_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
+                         size_t shared_bytes, cudaStream_t stream,
+                         typename tr_as_declared<P>::type... args)
+{
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0)
+        return TR_OK;
+    cudaError_t error = cudaErrorInvalidConfiguration;
+    if (simt_launch_valid(grid, block, shared_bytes))
+        error = cudasim_launch(stream, name, [=] {
+            simt_run(name, grid, block, shared_bytes, [=] { kernel(args...); });
+        });
+    if (error == cudaSuccess)
+        return TR_OK;
+    return tr_fail(TR_ERR_INTERNAL,
+                   "the GPU refused kernel %s (grid %u x %u x %u, block %u x %u x %u, %zu bytes of "
+                   "dynamic shared memory): %s",
+                   name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
+                   cudaGetErrorString(error));
+}
+
+#endif
