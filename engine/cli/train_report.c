@@ -124,9 +124,24 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
                 bytes[TR_MEM_SNAPSHOT]);
 }
 
+/* What must be added to the command so that it goes on with the run when it is given again, or NULL: nothing. */
+static const char *words_to_go_on(const tr_config *cfg)
+{
+    bool elsewhere = strcmp(cfg->checkpoint.resume, "auto") != 0;
+    if (cfg->checkpoint.weights_only)
+        return elsewhere ? "checkpoint.resume=auto checkpoint.weights_only=false"
+                         : "checkpoint.weights_only=false";
+    return elsewhere ? "checkpoint.resume=auto" : NULL;
+}
+
 /* What is kept of the run, said before it costs hours. */
 static void saving_print(const tr_config *cfg)
 {
+    const char *words = words_to_go_on(cfg);
+    if (words != NULL)
+        tr_log_info("this command begins anew whenever it is given; with %s it goes on from what "
+                    "this run saves",
+                    words);
     if (cfg->checkpoint.every > 0)
         tr_log_info("checkpoints: every %lld steps and after the last, in %s",
                     (long long)cfg->checkpoint.every, cfg->checkpoint.dir);
@@ -307,8 +322,10 @@ tr_status tr_train_report_end(tr_train_report *report, bool stopped)
     const tr_config *cfg = report->cfg;
     long long step = (long long)tr_run_steps_done(report->run);
     if (stopped) {
-        tr_log_info("stopped on request after step %lld, saved in %s; the same command goes on",
-                    step, cfg->checkpoint.dir);
+        const char *words = words_to_go_on(cfg);
+        tr_log_info("stopped on request after step %lld, saved in %s; the same command %s%s", step,
+                    cfg->checkpoint.dir, words ? "would begin anew, and goes on with " : "goes on",
+                    words ? words : "");
         return status_write(report, TR_RUN_STOPPED, tr_status_exit_code(TR_STOPPED),
                             "asked to stop; everything is saved");
     }

@@ -70,6 +70,32 @@ what='checkpoints in the run folder itself'
 job 2 train $config "run.dir=$scratch/flat" "checkpoint.dir=$scratch/flat" train.steps=2 train.warmup_steps=0 checkpoint.every=2 parallel.tensor=1
 expect 0
 
+# A command that names where it begins would begin there again: what goes on is said, and does.
+again()
+{
+    what="stopped, with $*"
+    mkdir -p "$scratch/again/ctl"
+    : >"$scratch/again/ctl/stop"
+    common="$common run.dir=$scratch/again train.steps=9 train.warmup_steps=0 parallel.tensor=1"
+    job 2 train $config "$@"
+    expect 75
+    newest=$(cat "$scratch/again/checkpoints/latest")
+    words=$(sed -n 's/.*; the same command would begin anew, and goes on with //p' "$scratch/out")
+    [ -n "$words" ] && grep -q "begins anew whenever it is given; with $words it goes on" "$scratch/out" ||
+        { fail "$what: it does not say how it goes on"; cat "$scratch/out"; }
+    # shellcheck disable=SC2086
+    job 2 train $config "$@" $words
+    expect 0 "^resumed from $scratch/again/checkpoints/$newest,"
+    grep -q 'anew' "$scratch/out" && fail "$what: it says that it would begin anew"
+    rm -rf "$scratch/again"
+    common=${common% run.dir=*}
+}
+for words in "checkpoint.resume=$scratch/flat" checkpoint.resume=none \
+    "checkpoint.resume=$scratch/flat checkpoint.weights_only=true"; do
+    # shellcheck disable=SC2086
+    again $words
+done
+
 # Save and go on.
 what='saves on request'
 start 4 train $config "run.dir=$scratch/saves"
