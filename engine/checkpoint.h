@@ -18,7 +18,7 @@
  * checks all that it needs before any rank changes anything. With checkpoint.resume = auto a
  * damaged checkpoint is passed over with one warning, for the newest one that is whole; when some
  * are there and none is whole, or the one named by path is not, the run ends with
- * TR_ERR_CHECKPOINT. A checkpoint of another model is refused with TR_ERR_SETTINGS. Changed
+ * TR_ERR_CHECKPOINT, and of a named one the newest good one beside it is told. A checkpoint of another model is refused with TR_ERR_SETTINGS. Changed
  * settings: the mathematics as one warning with old and new values, the layout as one line of
  * information.
  *
@@ -51,5 +51,9 @@ typedef struct tr_resume_list {
 /* cfg: resolved. Reads folders and names only. TR_ERR_CHECKPOINT when a named one is not there. */
 tr_status tr_resume_list_find(tr_resume_list *list, const tr_config *cfg);
 void tr_resume_list_clear(tr_resume_list *list);
+
+/* The named checkpoint at `path` cannot be resumed, the thread's message says why: adds to it the newest one of
+ * the same folder that is good as far as manifest and tables tell, if any is. Returns TR_ERR_CHECKPOINT. */
+tr_status tr_resume_offer(const char *path);
 
 #endif

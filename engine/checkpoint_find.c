@@ -1,4 +1,4 @@
-/* Which checkpoint is resumed, and what must be known of it before the run is built. */
+/* Which checkpoint is resumed, which could be instead, and what must be known of it before the run is built. */
 #include "engine/checkpoint.h"
 
 #include <inttypes.h>
@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "io/checkpoint_read.h"
 #include "io/dir_commit.h"
-#include "io/manifest.h"
 
 static void list_add(tr_resume_list *list, char *path)
 {
@@ -98,13 +98,65 @@ tr_status tr_resume_list_find(tr_resume_list *list, const tr_config *cfg)
     }
     /* A folder of checkpoints: its newest one. */
     tr_status status = folder_find(list, resume);
-    if (status == TR_OK && list->num_paths == 0)
-        status = tr_fail(TR_ERR_CHECKPOINT,
-                         "checkpoint.resume = %s: no checkpoint is there (expected a folder with a "
-                         "file " TR_MANIFEST_FILE_NAME ", or a folder of such folders)",
-                         resume);
+    if (status == TR_OK && list->num_paths == 0) {
+        tr_fail(TR_ERR_CHECKPOINT,
+                "checkpoint.resume = %s: no checkpoint is there (expected a folder with a "
+                "file " TR_MANIFEST_FILE_NAME ", or a folder of such folders)",
+                resume);
+        status = tr_resume_offer(resume);
+    }
     if (status != TR_OK)
         tr_resume_list_clear(list);
+    return status;
+}
+
+/* ---- another one ---- */
+
+static bool is_good(const char *path)
+{
+    tr_checkpoint *checkpoint = NULL;
+    bool good = tr_checkpoint_open(&checkpoint, path) == TR_OK;
+    tr_checkpoint_close(checkpoint);
+    return good;
+}
+
+/* The newest good one of a folder, other than `step`; NULL. tr_free. */
+static char *newest_good(const char *dir, int64_t step)
+{
+    tr_step_list steps;
+    char *found = NULL;
+    if (tr_step_list_read(&steps, dir) != TR_OK)
+        return NULL;
+    for (int i = steps.num_entries - 1; i >= 0 && found == NULL; i--) {
+        const tr_step_entry *entry = &steps.entries[i];
+        char *path = tr_step_path(dir, entry->step);
+        if (!entry->is_temp && entry->has_manifest && entry->step != step && is_good(path))
+            found = path;
+        else
+            tr_free(path);
+    }
+    tr_step_list_clear(&steps);
+    return found;
+}
+
+tr_status tr_resume_offer(const char *path)
+{
+    int64_t step;
+    char *message = tr_strdup(tr_error_message()), *dir = tr_strdup(path), *other = NULL;
+    for (size_t end = strlen(dir); end > 0 && dir[end - 1] == '/'; end--)
+        dir[end - 1] = '\0';
+    char *slash = strrchr(dir, '/');
+    if (tr_step_from_name(slash != NULL ? slash + 1 : dir, &step)) {
+        if (slash != NULL)
+            *slash = '\0';
+        other = newest_good(slash == NULL ? "." : slash == dir ? "/" : dir, step);
+    }
+    tr_status status = tr_fail(TR_ERR_CHECKPOINT, "%s%s%s", message,
+                               other != NULL ? "; the newest good one beside it is " : "",
+                               other != NULL ? other : "");
+    tr_free(other);
+    tr_free(dir);
+    tr_free(message);
     return status;
 }
 
@@ -179,7 +231,8 @@ tr_status tr_checkpoint_peek(tr_config *cfg, int64_t num_ranks)
             if (peeked == TR_OK)
                 break; /* a damaged one is passed over here as when it is loaded, which says so */
         }
-        status = list.is_named ? peeked : TR_OK;
+        if (list.is_named && peeked != TR_OK)
+            status = peeked == TR_ERR_CHECKPOINT ? tr_resume_offer(list.paths[0]) : peeked;
         tr_resume_list_clear(&list);
     }
     tr_config_clear(&resolved);

@@ -353,8 +353,10 @@ static tr_status list_try(tr_run *run, const tr_resume_list *list, bool is_named
         bool whole;
         tr_status status = checkpoint_try(run, path, &whole);
         *resumed = status == TR_OK;
-        if (whole || is_named || status != TR_ERR_CHECKPOINT)
+        if (whole || status != TR_ERR_CHECKPOINT)
             return status;
+        if (is_named) /* rank 0 looks, and all have its words */
+            return tr_checkpoint_agree(run, run->mesh.rank == 0 ? tr_resume_offer(path) : status);
         if (run->mesh.rank == 0)
             tr_log_warning("the checkpoint %s is passed over: %s", path, tr_error_message());
     }

@@ -120,11 +120,11 @@ genv=
 expect 4 'no checkpoint of .*reader/checkpoints can be loaded .*step-00000002/shard-0000[01].bin: reading at byte [0-9]* failed: Input/output error'
 
 # passed_over PATTERN: a run with checkpoints of steps 2 and 4, of which the second was made unusable, goes on from the first; named,
-# the second is refused.
+# the second is refused, and the first offered.
 passed_over()
 {
     job 2 train $config "run.dir=$scratch/none" "checkpoint.resume=$scratch/reader/checkpoints/step-00000004"
-    expect 4 "$1"
+    expect 4 "$1.*; the newest good one beside it is .*reader/checkpoints/step-00000002\$"
     job 2 train $config "run.dir=$scratch/reader" checkpoint.every=8
     expect 0 'resumed from .*step-00000002'
     grep -q "^warning: .*$1" "$scratch/err" || { fail "$what: '$1' is not told"; cat "$scratch/err"; }

@@ -253,6 +253,10 @@ static void test_damage(fx_job *job)
             fx_check(job,
                      strstr(tr_error_message(), job->rank == 0 ? file : "step-00000004") != NULL,
                      "damage %d: the message does not name %s: %s", kind, file, tr_error_message());
+            fx_check(job,
+                     strstr(tr_error_message(), "the newest good one beside it is ") != NULL &&
+                         strstr(tr_error_message(), "step-00000002") != NULL,
+                     "damage %d: the one before is not offered: %s", kind, tr_error_message());
             fx_check(job, fx_state_equal(&before, &after) && tr_run_steps_done(fx.run) == 0,
                      "damage %d: the state changed", kind);
         }
