@@ -7,6 +7,10 @@
 
 #include <stddef.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 void *tr_alloc(size_t count, size_t size);
 /* The same at a multiple of `alignment` (a power of two, at least 8). */
 void *tr_alloc_aligned(size_t count, size_t size, size_t alignment);
@@ -20,5 +24,9 @@ void tr_free(void *pointer);
 #define TR_NEW(type) ((type *)tr_alloc(1, sizeof(type)))
 #define TR_NEW_ALIGNED(type) ((type *)tr_alloc_aligned(1, sizeof(type), _Alignof(type)))
 #define TR_NEW_ARRAY(type, count) ((type *)tr_alloc((count), sizeof(type)))
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

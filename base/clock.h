@@ -4,6 +4,10 @@
 
 #include <time.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Seconds since an arbitrary start, monotonic; comparable between processes of one machine, not across machines. */
 double tr_clock_seconds(void);
 
@@ -12,5 +16,9 @@ void tr_clock_sleep(double seconds);
 
 /* The time of CLOCK_MONOTONIC in `seconds` from now (now when not positive), for waits of the system with a deadline. */
 struct timespec tr_clock_deadline(double seconds);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

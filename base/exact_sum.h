@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Limbs can be added up over at most this many ranks. */
 #define TR_EXACT_SUM_MAX_RANKS (1 << 20)
 
@@ -61,5 +65,9 @@ void tr_fixed_sum_merge(tr_fixed_sum *dst, const tr_fixed_sum *src);
 void tr_fixed_sum_to_limbs(const tr_fixed_sum *sum, int64_t limbs[TR_FIXED_SUM_LIMBS]);
 /* As tr_square_sum_from_limbs. */
 double tr_fixed_sum_from_limbs(const int64_t limbs[TR_FIXED_SUM_LIMBS], bool *finite);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

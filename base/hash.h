@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 uint64_t tr_hash64(const void *data, size_t bytes, uint64_t seed);
 
 /* The key of a random stream: XXH3-64 (seed 0) of these bytes, in this order:
@@ -45,5 +49,9 @@ void tr_hash_stream_reset(tr_hash_stream *stream);
 void tr_hash_stream_add(tr_hash_stream *stream, const void *data, size_t bytes);
 /* The hash of the bytes so far; more may follow. */
 tr_hash128 tr_hash_stream_get(const tr_hash_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

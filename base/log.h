@@ -7,6 +7,10 @@
 
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum tr_log_level { TR_LOG_ERROR, TR_LOG_WARNING, TR_LOG_INFO, TR_LOG_DEBUG } tr_log_level;
 
 /* rank: other ranks than 0 name themselves: "error: rank 3: ...". loud: whether INFO lines are printed. Lines above `level` are
@@ -25,5 +29,9 @@ void tr_log(tr_log_level level, const char *format, ...) __attribute__((format(p
 
 /* A line that replaces itself on a terminal (progress); on anything else it is printed as an INFO line. */
 void tr_log_status_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

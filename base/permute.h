@@ -9,7 +9,15 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Where `index` goes; 1 <= n <= 2^63, index < n. For a fixed (key, n) distinct indices go to distinct places. */
 uint64_t tr_permute(uint64_t key, uint64_t n, uint64_t index);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -9,6 +9,10 @@
 
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* name, exit code, text */
 #define TR_STATUS_LIST(X)                                                                          \
     X(OK, 0, "ok")                                                                                 \
@@ -72,6 +76,10 @@ void tr_error_trail_add(const char *file, int line);
         if (!(condition))                                                                          \
             tr_assert_failed(#condition, __FILE__, __LINE__);                                      \
     } while (0)
-_Noreturn void tr_assert_failed(const char *condition, const char *file, int line);
+void tr_assert_failed(const char *condition, const char *file, int line) __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -12,6 +12,10 @@
 extern "C" {
 #endif
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { TR_TREE_SUM_MAX = 4096 }; /* most sources of one sum */
 
 /* The largest power of two below n, for n >= 2: things 0 ... split-1 are the left subtree of n things, the rest the right. */
@@ -20,6 +24,10 @@ int tr_tree_split(int n);
 /* dst[i] = tree sum over k of src[k][i] for i in [0, n); 1 <= count <= TR_TREE_SUM_MAX. dst may be one of the sources, and must
  * not overlap any of them otherwise. */
 void tr_tree_sum(int64_t n, int count, const float *const *src, float *dst);
+
+#ifdef __cplusplus
+}
+#endif
 
 #ifdef __cplusplus
 }

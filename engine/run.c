@@ -159,6 +159,12 @@ clear:
     return status;
 }
 
+/* The pool of snapshots is where the host reads state that it writes to disk; tensors are the device's. */
+static tr_memory_kind memory_kind(int category)
+{
+    return category == TR_MEM_SNAPSHOT ? TR_MEMORY_HOST : TR_MEMORY_DEVICE;
+}
+
 /* ZeRO 3's parameters are what peers gather from, so they lie behind the communication memory proper. */
 static tr_status memory_create(tr_run *run)
 {
@@ -174,7 +180,8 @@ static tr_status memory_create(tr_run *run)
         else if (c == TR_MEM_PARAMETERS && sharded)
             memory = (unsigned char *)shared + run->bytes[TR_MEM_COMMUNICATION];
         else if (run->bytes[c] > 0) {
-            TR_TRY(run->device->memory_create(run->device, run->bytes[c], &run->memory[c]));
+            TR_TRY(run->device->memory_create(run->device, memory_kind(c), run->bytes[c],
+                                              &run->memory[c]));
             memory = run->memory[c];
         }
         tr_arena_init(&run->arenas[c], (tr_mem_category)c, memory, run->bytes[c]);
@@ -356,7 +363,7 @@ void tr_run_close(tr_run *run)
     for (int c = 0; c < TR_MEM_NUM;
          c++) /* after the groups: messages may still have been on their way into it */
         if (run->memory[c] != NULL)
-            run->device->memory_destroy(run->device, run->memory[c], run->bytes[c]);
+            run->device->memory_destroy(run->device, memory_kind(c), run->memory[c], run->bytes[c]);
     tr_device_destroy(run->device);
     tr_free(run->microbatches);
     tr_free(run->microbatch_numbers);

@@ -1,9 +1,15 @@
-/* A device: where tensors live and arithmetic happens. The CPU device runs an operation at once on its threads.
+/* A device: where tensors live, where arithmetic happens, and in what order.
+ *
+ * Work is enqueued on streams and done in order within one; between streams only events order it. The CPU device has one stream
+ * and does everything at once, so that its events have nothing to wait for. Operations (kernels/ops.h) run on
+ * TR_STREAM_COMPUTE, copies on the stream that they name. A call that enqueues never waits for the device; what failed on the
+ * device after it was enqueued is the error of a later call.
  *
  * One thread owns a device and calls it; the device's own threads never outlive a call. */
 #ifndef TR_KERNELS_DEVICE_H
 #define TR_KERNELS_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"
@@ -13,16 +19,59 @@
 extern "C" {
 #endif
 
+typedef enum tr_device_kind { TR_DEVICE_CPU, TR_DEVICE_CUDA } tr_device_kind;
+
+typedef enum tr_stream {
+    TR_STREAM_COMPUTE,
+    TR_STREAM_TENSOR,   /* communication of tensor ranks */
+    TR_STREAM_DATA,     /* communication of data ranks */
+    TR_STREAM_PIPELINE, /* sends and receives between stages */
+    TR_STREAM_COPY,     /* between host and device: the feed, snapshots, numbers for the host */
+    TR_STREAM_NUM
+} tr_stream;
+
+typedef enum tr_memory_kind {
+    TR_MEMORY_DEVICE,
+    TR_MEMORY_HOST /* pinned: read and written by the host, copied to and from while the host goes on */
+} tr_memory_kind;
+
+/* A point in a stream's work. One that was never recorded has been reached. */
+typedef struct tr_device_event tr_device_event;
+
 /* The head of every device; a backend's own struct starts with it. */
 struct tr_device {
+    tr_device_kind kind;
+    bool unified; /* the host may read and write TR_MEMORY_DEVICE (the CPU) */
     const tr_ops *ops;
     /* Scratch bytes that operations up to these sizes need (pure; counts, allocates nothing). */
     size_t (*workspace_bytes)(const tr_device *device, const tr_workspace_need *need);
-    /* Hands the scratch in: 256-byte aligned, owned by the caller, valid until the device is destroyed or it is set again. */
+    /* Hands the scratch in: 256-byte aligned device memory, owned by the caller, valid until the device is destroyed or it is set again. */
     void (*workspace_set)(tr_device *device, void *workspace, size_t bytes);
-    /* Memory of the device for an arena's backing: 256-byte aligned (large pages asked for where it pays), zeroed. TR_ERR_MEMORY with the size. */
-    tr_status (*memory_create)(tr_device *device, size_t bytes, void **memory);
-    void (*memory_destroy)(tr_device *device, void *memory, size_t bytes);
+
+    /* Memory for an arena's backing: 256-byte aligned (large pages asked for where it pays), zeroed. TR_ERR_MEMORY with the size. */
+    tr_status (*memory_create)(tr_device *device, tr_memory_kind kind, size_t bytes, void **memory);
+    /* Kind and size as it was created; no work that uses the memory may be pending. memory may be NULL. */
+    void (*memory_destroy)(tr_device *device, tr_memory_kind kind, void *memory, size_t bytes);
+
+    /* Enqueues on `stream`: dst[0 ... bytes - 1] = src; each of them device memory or TR_MEMORY_HOST memory of this device, and the two do
+     * not overlap. Host memory is read and written when the copy's turn comes: it stays untouched until an event behind the copy. */
+    tr_status (*copy)(tr_device *device, tr_stream stream, void *dst, const void *src,
+                      size_t bytes);
+
+    tr_status (*event_create)(tr_device *device, tr_device_event **event);
+    /* NULL is fine. Work that already waits for the event still does. */
+    void (*event_destroy)(tr_device *device, tr_device_event *event);
+    /* The event is now the point behind all work that `stream` has so far; earlier waits for it keep the point that they saw. */
+    tr_status (*event_record)(tr_device *device, tr_device_event *event, tr_stream stream);
+    /* Later work of `stream` begins after the point that the event has now. Enqueues; the host goes on. */
+    tr_status (*event_wait)(tr_device *device, tr_stream stream, tr_device_event *event);
+    /* *done: the point has been reached. */
+    tr_status (*event_query)(tr_device *device, tr_device_event *event, bool *done);
+    /* The host waits for the point, asleep. */
+    tr_status (*event_synchronize)(tr_device *device, tr_device_event *event);
+    /* The host waits, asleep, until `stream` has done all its work. */
+    tr_status (*synchronize)(tr_device *device, tr_stream stream);
+
     void (*destroy)(tr_device *device);
 };
 

@@ -14,6 +14,10 @@
 
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* name, text. One arena each; TR_MEM_COMMUNICATION is backed by memory that the node's ranks share, and so is TR_MEM_PARAMETERS
  * where peers gather weights from it (ZeRO 3). */
 #define TR_MEM_LIST(X)                                                                             \
@@ -58,5 +62,9 @@ void *tr_arena_alloc(tr_arena *arena, size_t bytes);
 /* Everything allocated after the mark is given back by reset. Used for buffers that live in turn. */
 size_t tr_arena_mark(const tr_arena *arena);
 void tr_arena_reset(tr_arena *arena, size_t mark);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     TR_BOX_MAX_DIMS = 3,
     TR_BOX_MAX_PIECES = 3, /* boxes of one interval of a cut with two dimensions */
@@ -52,5 +56,9 @@ int64_t tr_box_copy(size_t element_bytes, const tr_box *src_box, const void *src
 
 /* "[0:768, 128:256]", for messages. Returns `text`. */
 char *tr_box_format(const tr_box *box, char text[TR_BOX_TEXT]);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -69,7 +69,7 @@ static tr_status tensors_create(const bench *b, tr_dtype dtype, tensors *t)
     t->dtype = dtype;
     t->bytes = tensors_place(t, NULL);
     void *memory;
-    TR_TRY(b->device->memory_create(b->device, t->bytes, &memory));
+    TR_TRY(b->device->memory_create(b->device, TR_MEMORY_DEVICE, t->bytes, &memory));
     t->memory = memory;
     tensors_place(t, t->memory);
     float *scratch = t->parameter[3];
@@ -240,6 +240,6 @@ tr_status bench_operations(const bench *b, tr_dtype dtype)
     for (size_t i = 0; i < sizeof operations / sizeof *operations && status == TR_OK; i++)
         status = operation_line(b, &t, &operations[i]);
     if (t.memory != NULL)
-        b->device->memory_destroy(b->device, t.memory, t.bytes);
+        b->device->memory_destroy(b->device, TR_MEMORY_DEVICE, t.memory, t.bytes);
     return status;
 }

@@ -94,7 +94,7 @@ static tr_status operands_create(const bench *b, int product, tr_dtype dtype, op
     tr_dtype c_dtype = weight_gradient ? TR_F32 : dtype;
     size_t a = rounded(M * K * size), w = rounded(N * K * size);
     o->bytes = a + w + rounded(M * N * (int64_t)tr_dtype_size(c_dtype));
-    TR_TRY(b->device->memory_create(b->device, o->bytes, &o->memory));
+    TR_TRY(b->device->memory_create(b->device, TR_MEMORY_DEVICE, o->bytes, &o->memory));
     char *at = o->memory;
     /* Ones in a pattern: zeros or denormals are no fair load. */
     for (int64_t i = 0; i < (int64_t)(a + w) / size; i++) {
@@ -163,7 +163,7 @@ static tr_status product_line(const bench *b, int product, double best[2])
         double ours = 0.0, library = 0.0;
         TR_TRY(operands_create(b, product, dtypes[d], &o));
         tr_status status = measure_product(b, &o, &ours, &library, &best[d]);
-        b->device->memory_destroy(b->device, o.memory, o.bytes);
+        b->device->memory_destroy(b->device, TR_MEMORY_DEVICE, o.memory, o.bytes);
         TR_TRY(status);
         if (library > 0.0)
             printf("  %8.1f %8.1f", ours, library);
@@ -206,13 +206,13 @@ static tr_status bench_threads(int num_threads, bool quick, double best[2])
     TR_TRY(tr_cpu_device_create(&b.device, num_threads));
     size_t bytes = b.device->workspace_bytes(b.device, &need);
     void *workspace = NULL;
-    tr_status status = b.device->memory_create(b.device, bytes, &workspace);
+    tr_status status = b.device->memory_create(b.device, TR_MEMORY_DEVICE, bytes, &workspace);
     if (status == TR_OK) {
         b.device->workspace_set(b.device, workspace, bytes);
         status = bench_products(&b, quick, best);
         for (int d = 0; d < 2 && status == TR_OK; d++)
             status = bench_operations(&b, d == 0 ? TR_F32 : TR_BF16);
-        b.device->memory_destroy(b.device, workspace, bytes);
+        b.device->memory_destroy(b.device, TR_MEMORY_DEVICE, workspace, bytes);
     }
     tr_device_destroy(b.device);
     return status;

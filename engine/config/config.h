@@ -49,7 +49,7 @@ typedef enum tr_recompute {
     TR_RECOMPUTE_SELECTIVE,
     TR_RECOMPUTE_FULL
 } tr_recompute;
-typedef enum tr_device_kind { TR_DEVICE_AUTO, TR_DEVICE_CPU } tr_device_kind;
+typedef enum tr_device_choice { TR_DEVICE_CHOICE_AUTO, TR_DEVICE_CHOICE_CPU } tr_device_choice;
 typedef enum tr_attention_kind { TR_ATTENTION_AUTO } tr_attention_kind;
 
 /* The two halves of a run; no setting belongs to both. */
@@ -146,7 +146,7 @@ typedef struct tr_config {
         bool weights_only;
     } checkpoint;
     struct {
-        tr_device_kind kind;
+        tr_device_choice kind;
         int64_t threads; /* per rank; 0 = auto: the engine divides the node's cores by its ranks */
         tr_attention_kind attention;
     } device;

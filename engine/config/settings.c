@@ -542,7 +542,7 @@ const tr_setting tr_settings[] = {
      LAYOUT,
      AT(device, kind),
      .initial = "auto",
-     CHOICE = {{"auto", TR_DEVICE_AUTO}, {"cpu", TR_DEVICE_CPU}},
+     CHOICE = {{"auto", TR_DEVICE_CHOICE_AUTO}, {"cpu", TR_DEVICE_CHOICE_CPU}},
      .later = "cuda",
      .meaning = "what computes; changes rounding"},
     {.name = "device.threads",

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include <oneapi/dnnl/dnnl.h>
@@ -76,9 +77,10 @@ static size_t mapped_bytes(size_t bytes)
     return bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
 }
 
-static tr_status memory_create(tr_device *device, size_t bytes, void **memory)
+static tr_status memory_create(tr_device *device, tr_memory_kind kind, size_t bytes, void **memory)
 {
     (void)device;
+    (void)kind; /* all memory is the host's */
     size_t size = mapped_bytes(bytes);
     size_t slack =
         size >= HUGE_PAGE ? (size_t)HUGE_PAGE : 0; /* to align within, given back below */
@@ -99,11 +101,77 @@ static tr_status memory_create(tr_device *device, size_t bytes, void **memory)
     return TR_OK;
 }
 
-static void memory_destroy(tr_device *device, void *memory, size_t bytes)
+static void memory_destroy(tr_device *device, tr_memory_kind kind, void *memory, size_t bytes)
 {
     (void)device;
+    (void)kind;
     if (memory != NULL)
         munmap(memory, mapped_bytes(bytes));
+}
+
+/* ---- streams and events: everything has happened when its call returns ---- */
+
+struct tr_device_event {
+    char unused; /* events have an address and no state */
+};
+
+static tr_device_event the_event;
+
+static tr_status copy(tr_device *device, tr_stream stream, void *dst, const void *src, size_t bytes)
+{
+    (void)device;
+    (void)stream;
+    if (bytes > 0)
+        memcpy(dst, src, bytes);
+    return TR_OK;
+}
+
+static tr_status event_create(tr_device *device, tr_device_event **event)
+{
+    (void)device;
+    *event = &the_event;
+    return TR_OK;
+}
+
+static void event_destroy(tr_device *device, tr_device_event *event)
+{
+    (void)device;
+    (void)event;
+}
+
+static tr_status event_record(tr_device *device, tr_device_event *event, tr_stream stream)
+{
+    (void)device;
+    (void)event;
+    (void)stream;
+    return TR_OK;
+}
+
+static tr_status event_wait(tr_device *device, tr_stream stream, tr_device_event *event)
+{
+    return event_record(device, event, stream);
+}
+
+static tr_status event_query(tr_device *device, tr_device_event *event, bool *done)
+{
+    (void)device;
+    (void)event;
+    *done = true;
+    return TR_OK;
+}
+
+static tr_status event_synchronize(tr_device *device, tr_device_event *event)
+{
+    (void)device;
+    (void)event;
+    return TR_OK;
+}
+
+static tr_status synchronize(tr_device *device, tr_stream stream)
+{
+    (void)device;
+    (void)stream;
+    return TR_OK;
 }
 
 static void destroy(tr_device *base)
@@ -117,11 +185,21 @@ static void destroy(tr_device *base)
 tr_status tr_cpu_device_create(tr_device **out, int num_threads)
 {
     tr_cpu_device *device = TR_NEW(tr_cpu_device);
-    device->base = (tr_device){.ops = &device->ops,
+    device->base = (tr_device){.kind = TR_DEVICE_CPU,
+                               .unified = true,
+                               .ops = &device->ops,
                                .workspace_bytes = workspace_bytes,
                                .workspace_set = workspace_set,
                                .memory_create = memory_create,
                                .memory_destroy = memory_destroy,
+                               .copy = copy,
+                               .event_create = event_create,
+                               .event_destroy = event_destroy,
+                               .event_record = event_record,
+                               .event_wait = event_wait,
+                               .event_query = event_query,
+                               .event_synchronize = event_synchronize,
+                               .synchronize = synchronize,
                                .destroy = destroy};
     device->num_threads = num_threads;
     device->ops.name = "cpu";

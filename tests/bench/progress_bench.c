@@ -114,7 +114,7 @@ static void product_create(bench *b)
     const tr_workspace_need need = {.dtype = TR_F32, .max_matmul = SIDE};
     size_t bytes = b->device->workspace_bytes(b->device, &need);
     void *workspace;
-    check(b->device->memory_create(b->device, bytes, &workspace));
+    check(b->device->memory_create(b->device, TR_MEMORY_DEVICE, bytes, &workspace));
     b->device->workspace_set(b->device, workspace, bytes);
 }
 

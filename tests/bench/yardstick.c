@@ -80,7 +80,8 @@ tr_status yardstick_create(yardstick **out, tr_dtype dtype, int num_threads, int
     const tr_workspace_need need = {.dtype = dtype, .max_matmul = widest};
     size_t scratch = y->device->workspace_bytes(y->device, &need);
     y->bytes = 3 * largest + scratch;
-    TR_TRY_GOTO(status, y->device->memory_create(y->device, y->bytes, &y->memory), fail);
+    TR_TRY_GOTO(status, y->device->memory_create(y->device, TR_MEMORY_DEVICE, y->bytes, &y->memory),
+                fail);
     y->device->workspace_set(y->device, (char *)y->memory + 3 * largest, scratch);
     /* 0x3d3d is a normal number in every dtype, whichever half of a word is read. */
     for (size_t i = 0; i < 2 * largest / sizeof(uint32_t); i++)
@@ -102,7 +103,7 @@ void yardstick_destroy(yardstick *y)
         tr_cpu_library_product_destroy(y->products[i].onednn_f32);
     }
     if (y->memory != NULL)
-        y->device->memory_destroy(y->device, y->memory, y->bytes);
+        y->device->memory_destroy(y->device, TR_MEMORY_DEVICE, y->memory, y->bytes);
     tr_device_destroy(y->device);
     tr_free(y);
 }

@@ -5,5 +5,5 @@ set -eu
 cd "$(dirname "$0")/../.."
 command -v clang-format >/dev/null || { echo "clang-format is not installed"; exit 77; }
 clang-format --version | grep -q 'version 14\.' || { echo "another clang-format than 14: $(clang-format --version)"; exit 77; }
-find base memory io kernels parallel engine tests -name '*.[ch]' -o -name '*.cu' | LC_ALL=C sort |
+find base memory io kernels parallel engine tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | LC_ALL=C sort |
     xargs clang-format --dry-run -Werror

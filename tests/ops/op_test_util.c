@@ -39,7 +39,8 @@ static tr_device *device_of(int num_threads)
     if (*device == NULL)
         assert_int_equal(tr_cpu_device_create(device, num_threads), TR_OK);
     if (workspace == NULL)
-        assert_int_equal((*device)->memory_create(*device, WORKSPACE, &workspace), TR_OK);
+        assert_int_equal((*device)->memory_create(*device, TR_MEMORY_DEVICE, WORKSPACE, &workspace),
+                         TR_OK);
     memset(workspace, 0xff, POISON); /* NaN: nothing may be taken for zero */
     (*device)->workspace_set(*device, workspace, WORKSPACE);
     return *device;

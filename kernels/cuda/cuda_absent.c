@@ -1,0 +1,23 @@
+/* The CUDA device of a build without the CUDA toolkit: there is none. */
+#include "kernels/cuda/cuda_device.h"
+
+bool tr_cuda_is_present(void)
+{
+    return false;
+}
+
+tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options)
+{
+    (void)device;
+    (void)options;
+    return tr_fail(
+        TR_ERR_MEMORY,
+        "this build of trine has no CUDA device: CMake found no CUDA toolkit; install it and "
+        "configure again with -DTRINE_CUDA=ON, or use device.kind=cpu");
+}
+
+const char *tr_cuda_device_numerics(const tr_device *device)
+{
+    (void)device;
+    return "";
+}

@@ -1,0 +1,38 @@
+/* The CUDA device: one GPU for one process.
+ *
+ * A build without the CUDA toolkit has these functions too (cuda_absent.c): none is present, and creation says so. A build with it runs
+ * on machines without a driver; CUDA is touched only by the functions here. */
+#ifndef TR_KERNELS_CUDA_DEVICE_H
+#define TR_KERNELS_CUDA_DEVICE_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tr_cuda_options {
+    int local_rank; /* of this process on its node, from 0 */
+    int local_size; /* processes on the node */
+    bool share;     /* several processes may use one GPU: rank r takes GPU r mod count */
+    bool tf32;      /* fp32 products may round their inputs to TF32 */
+} tr_cuda_options;
+
+/* Whether this process sees at least one GPU through a working driver. Starts the driver, not a context. */
+bool tr_cuda_is_present(void);
+
+/* The device of GPU local_rank. TR_ERR_MEMORY, with what was seen and what to do, for: no toolkit in the build, no driver or one too
+ * old, fewer GPUs than processes on the node (unless `share`), compute capability below 8.0, a library that is missing or too old. */
+tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options);
+
+/* Text that names what fixes the device's bits ("cuda sm_90 driver 13.0 cublasLt 13.0.2"); valid while the device lives. */
+const char *tr_cuda_device_numerics(const tr_device *device);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
