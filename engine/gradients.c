@@ -1,8 +1,7 @@
 #include "engine/gradients.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
+#include "kernels/copy_list.h"
 #include "parallel/shard_map.h"
 
 static tr_replica_kind replica_kind(const tr_gradients *gradients, const tr_local_param *item)
@@ -99,7 +98,7 @@ static void held_init(tr_gradients *gradients, tr_arena *arena)
     }
     bool in_place = gradients->whole && tr_reduce_num_exchanges(&gradients->plan) == 1;
     if (!in_place) {
-        tr_shard_sums_init(&gradients->sums, &gradients->plan, elements, arena);
+        tr_shard_sums_init(&gradients->sums, &gradients->plan, elements, gradients->device, arena);
         reducer->sums = &gradients->sums;
     }
     for (int i = 0; i < local->num_items; i++) {
@@ -125,7 +124,8 @@ static void reducer_init(tr_gradients *gradients, const tr_config *cfg, const tr
         }
     }
     tr_bucket_reducer_init(&gradients->reducer, items, local->num_items,
-                           (int64_t)(cfg->parallel.bucket_mb * 1e6), mesh, comm, workspace);
+                           (int64_t)(cfg->parallel.bucket_mb * 1e6), mesh, gradients->device, comm,
+                           workspace);
     tr_free(items);
     gradients->first_bucket = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
     gradients->next_bucket = TR_NEW_ARRAY(int, (size_t)local->num_chunks);
@@ -200,33 +200,39 @@ static tr_status merge(tr_gradients *gradients, int leaf, const tr_local_param *
     return TR_OK;
 }
 
+/* Copies the items of one kind between where they are held and `values`, one after the other. */
+static tr_status replicas_copy(const tr_gradients *gradients, int bucket, tr_replica_kind kind,
+                               float *values, bool to_held)
+{
+    const tr_bucket_reducer *reducer = &gradients->reducer;
+    const tr_local_param *items = gradients->local->items;
+    tr_copy_list list;
+    tr_copy_list_begin(&list, gradients->device);
+    for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++) {
+        if (replica_kind(gradients, &items[i]) != kind)
+            continue;
+        float *held = reducer->held[i];
+        int64_t count = tr_local_param_held(&items[i]);
+        TR_TRY(tr_copy_list_add(&list, to_held ? held : values, to_held ? values : held,
+                                (size_t)count * sizeof(float)));
+        values += count;
+    }
+    return tr_copy_list_flush(&list);
+}
+
 /* Sums the items of one kind over their tensor group, in place where they are held. After the data group's sum, never before it: then an element is the tree over
  * leaves of each tensor rank, and those are added, on any number of data ranks. */
 static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_kind kind)
 {
-    int64_t elements = replica_elements(gradients, bucket, kind), position = 0;
+    int64_t elements = replica_elements(gradients, bucket, kind);
     if (elements == 0)
         return TR_OK;
-    const tr_bucket_reducer *reducer = &gradients->reducer;
-    const tr_local_param *items = gradients->local->items;
     TR_TRY(tr_event_wait(&gradients->replica_event));
-    for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
-        if (replica_kind(gradients, &items[i]) == kind) {
-            memcpy(gradients->replica_source + position, gradients->reducer.held[i],
-                   (size_t)tr_local_param_held(&items[i]) * sizeof(float));
-            position += tr_local_param_held(&items[i]);
-        }
+    TR_TRY(replicas_copy(gradients, bucket, kind, gradients->replica_source, false));
     TR_TRY(tr_group_all_reduce(gradients->replica_groups[kind], gradients->replica_source,
                                gradients->replica_sum, elements, &gradients->replica_event));
     TR_TRY(tr_event_wait_result(&gradients->replica_event));
-    position = 0;
-    for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++)
-        if (replica_kind(gradients, &items[i]) == kind) {
-            memcpy(gradients->reducer.held[i], gradients->replica_sum + position,
-                   (size_t)tr_local_param_held(&items[i]) * sizeof(float));
-            position += tr_local_param_held(&items[i]);
-        }
-    return TR_OK;
+    return replicas_copy(gradients, bucket, kind, gradients->replica_sum, true);
 }
 
 /* Posts the buckets of a chunk whose items are all before `end`. */

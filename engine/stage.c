@@ -154,8 +154,9 @@ static void weights_init(tr_stage *stage)
 {
     const tr_config *cfg = stage->cfg;
     bool sharded = tr_weights_kind_of(cfg, &stage->mesh) == TR_WEIGHTS_SHARDED;
-    tr_tied_init(&stage->tied, &stage->local, cfg, &stage->mesh, sharded ? 0 : stage->model.item,
-                 &stage->arenas[TR_MEM_COMMUNICATION], &stage->arenas[TR_MEM_WORKSPACE]);
+    tr_tied_init(&stage->tied, &stage->local, cfg, &stage->mesh, stage->device,
+                 sharded ? 0 : stage->model.item, &stage->arenas[TR_MEM_COMMUNICATION],
+                 &stage->arenas[TR_MEM_WORKSPACE]);
     tr_weights_init(&stage->weights, cfg, &stage->mesh, &stage->local, stage->device, stage->master,
                     &stage->tied, stage->schedule, stage->evaluation, stage->arenas);
     for (int i = 0; i < stage->local.num_items; i++) {
@@ -316,10 +317,10 @@ tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
     stage->tied.pipeline = groups->pipeline;
     const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
-                                   groups->pipeline, transfer_bytes(stage), stage->send_memory,
-                                   stage->recv_memory, &functions));
+                                   groups->pipeline, stage->device, transfer_bytes(stage),
+                                   stage->send_memory, stage->recv_memory, &functions));
     tr_pipeline_exec_set_trace(stage->train_exec, &stage->trace);
     return tr_pipeline_exec_create(&stage->eval_exec, stage->evaluation, stage->mesh.pipeline,
-                                   groups->pipeline, transfer_bytes(stage), stage->send_memory,
-                                   stage->recv_memory, &functions);
+                                   groups->pipeline, stage->device, transfer_bytes(stage),
+                                   stage->send_memory, stage->recv_memory, &functions);
 }

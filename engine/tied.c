@@ -1,11 +1,10 @@
 #include "engine/tied.h"
 
-#include <string.h>
-
 void tr_tied_init(tr_tied *tied, const tr_local_params *local, const tr_config *cfg,
-                  const tr_mesh *mesh, size_t source_bytes, tr_arena *comm, tr_arena *workspace)
+                  const tr_mesh *mesh, tr_device *device, size_t source_bytes, tr_arena *comm,
+                  tr_arena *workspace)
 {
-    *tied = (tr_tied){0};
+    *tied = (tr_tied){.device = device};
     int head_stage = cfg->derived.head_stage;
     if (!cfg->model.tied || head_stage == 0)
         return;
@@ -30,7 +29,8 @@ tr_status tr_tied_gradient_send(tr_tied *tied, const float *grad)
 {
     size_t bytes = (size_t)tied->count * sizeof(float);
     TR_TRY(tr_event_wait(&tied->sent));
-    memcpy(tied->source, grad, bytes);
+    const tr_copy copy = {tied->source, grad, bytes};
+    TR_TRY(tied->device->ops->copy_many(tied->device, 1, &copy));
     return tr_group_send(tied->pipeline, tied->peer, tied->source, bytes, 0, &tied->sent);
 }
 

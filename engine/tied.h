@@ -6,6 +6,7 @@
 #define TR_ENGINE_TIED_H
 
 #include "engine/model/local_params.h"
+#include "kernels/device.h"
 #include "memory/arena.h"
 #include "parallel/group.h"
 
@@ -14,6 +15,7 @@ typedef struct tr_tied {
     int peer;                           /* stage of the other end */
     int64_t count;                      /* elements of the interval */
     tr_group *pipeline;                 /* set after init */
+    tr_device *device;                  /* copies */
     void *
         source; /* communication memory: at the head the gradient, then the weights as received where peers gather them from there; at the embedding the weights */
     float *received;           /* embedding's end: the head's gradient */
@@ -23,7 +25,8 @@ typedef struct tr_tied {
 
 /* source_bytes: of an element at the embedding's end (the compute dtype's size), 0 when weights are sent from elsewhere. */
 void tr_tied_init(tr_tied *tied, const tr_local_params *local, const tr_config *cfg,
-                  const tr_mesh *mesh, size_t source_bytes, tr_arena *comm, tr_arena *workspace);
+                  const tr_mesh *mesh, tr_device *device, size_t source_bytes, tr_arena *comm,
+                  tr_arena *workspace);
 
 /* The head's end: sends its interval's gradient. */
 tr_status tr_tied_gradient_send(tr_tied *tied, const float *grad);

@@ -107,7 +107,8 @@ static void gather_init(tr_weights *weights, const tr_mesh *mesh, int64_t bucket
     weights->unit_piece[local->num_units] = num_pieces;
     piece_first[num_pieces] = num_tensors;
     tr_param_gather_init(&weights->gather, tensors, piece_first, num_pieces, mesh->shard_size,
-                         mesh->shard, weights->item_bytes, shares, comm, workspace);
+                         mesh->shard, weights->item_bytes, shares, weights->device, comm,
+                         workspace);
     tr_free(tensors);
     tr_free(piece_first);
 }

@@ -17,6 +17,7 @@
 #define TR_KERNELS_OPS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -96,6 +97,13 @@ typedef struct tr_adamw {
     void *compute;
     tr_dtype dtype;
 } tr_adamw;
+
+/* One copy inside the device's memory. */
+typedef struct tr_copy {
+    void *dst;
+    const void *src;
+    size_t bytes;
+} tr_copy;
 
 typedef struct tr_ops {
     const char *name; /* "cpu", "cuda" */
@@ -188,6 +196,8 @@ typedef struct tr_ops {
     tr_status (*convert)(tr_device *device, int64_t n, tr_dtype src_dtype, const void *src,
                          tr_dtype dst_dtype, void *dst);
     tr_status (*fill_zero)(tr_device *device, void *dst, int64_t bytes);
+    /* Makes all copies; none reads or writes what another one writes. Addresses and sizes of any alignment. `copies` is the host's, read before it returns. */
+    tr_status (*copy_many)(tr_device *device, int count, const tr_copy *copies);
     /* dst[i] = tree sum over k of src[k][i], fp32, the tree splitting count things at the largest power of two below count (parallel/reduce_tree.h);
      * dst may be one of the sources. count <= TR_REDUCE_MAX. */
     tr_status (*tree_sum)(tr_device *device, int64_t n, int count, const float *const *src,

@@ -1,9 +1,8 @@
 #include "parallel/bucket_reducer.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/integers.h"
+#include "kernels/copy_list.h"
 #include "parallel/shard_map.h"
 
 /* ---- layout ---- */
@@ -130,10 +129,11 @@ static void memory_init(tr_bucket_reducer *reducer, tr_arena *comm, tr_arena *wo
 }
 
 void tr_bucket_reducer_init(tr_bucket_reducer *reducer, const tr_bucket_item *items, int num_items,
-                            int64_t bucket_bytes, const tr_mesh *mesh, tr_arena *comm,
-                            tr_arena *workspace)
+                            int64_t bucket_bytes, const tr_mesh *mesh, tr_device *device,
+                            tr_arena *comm, tr_arena *workspace)
 {
-    *reducer = (tr_bucket_reducer){.mesh = *mesh, .num_items = num_items, .gathering = -1};
+    *reducer = (tr_bucket_reducer){
+        .mesh = *mesh, .device = device, .num_items = num_items, .gathering = -1};
     reducer->item_counts = TR_NEW_ARRAY(int64_t, (size_t)num_items);
     reducer->held = TR_NEW_ARRAY(float *, (size_t)num_items + 1);
     reducer->held_offset = TR_NEW_ARRAY(int64_t, (size_t)num_items + 1);
@@ -194,37 +194,48 @@ int64_t tr_bucket_reducer_step_bytes(const tr_bucket_reducer *reducer, int num_e
 /* ---- sums ---- */
 
 /* Copies the intervals of all owners of a bucket, in packing order. */
-static void bucket_pack(const tr_bucket_reducer *reducer, int bucket, float *const *grads,
-                        float *packed)
+static tr_status bucket_pack(const tr_bucket_reducer *reducer, int bucket, float *const *grads,
+                             float *packed)
 {
+    tr_copy_list list;
+    tr_copy_list_begin(&list, reducer->device);
     for (int n = 0; n < reducer->mesh.data_size; n++) {
         int shard, replica;
         owner_at(&reducer->mesh, n, &shard, &replica);
         for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++) {
             int64_t begin, end;
             work_of(reducer, i, shard, replica, &begin, &end);
-            memcpy(packed, grads[i] + begin, (size_t)(end - begin) * sizeof(float));
+            TR_TRY(tr_copy_list_add(&list, packed, grads[i] + begin,
+                                    (size_t)(end - begin) * sizeof(float)));
             packed += end - begin;
         }
     }
+    return tr_copy_list_flush(&list);
 }
 
-/* Copies between held[] and the work intervals of a bucket that this rank's state has for `replica`, one after the other. Returns the end. */
-static float *work_copy(const tr_bucket_reducer *reducer, int bucket, int replica, float *work,
-                        bool to_held)
+/* Lists copies between held[] and the work intervals of a bucket that this rank's state has for `replica`, one after the other. *work moves to the end. */
+static tr_status work_copy(const tr_bucket_reducer *reducer, int bucket, int replica, float **work,
+                           bool to_held, tr_copy_list *list)
 {
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++) {
         int64_t begin, end;
         work_of(reducer, i, reducer->mesh.shard, replica, &begin, &end);
         float *held = reducer->held[i] + (begin - state_begin(reducer, i));
-        size_t bytes = (size_t)(end - begin) * sizeof(float);
-        if (to_held)
-            memcpy(held, work, bytes);
-        else
-            memcpy(work, held, bytes);
-        work += end - begin;
+        TR_TRY(tr_copy_list_add(list, to_held ? held : *work, to_held ? *work : held,
+                                (size_t)(end - begin) * sizeof(float)));
+        *work += end - begin;
     }
-    return work;
+    return TR_OK;
+}
+
+/* The copies of one replica's work intervals, made. */
+static tr_status work_copy_one(const tr_bucket_reducer *reducer, int bucket, int replica,
+                               float *work, bool to_held)
+{
+    tr_copy_list list;
+    tr_copy_list_begin(&list, reducer->device);
+    TR_TRY(work_copy(reducer, bucket, replica, &work, to_held, &list));
+    return tr_copy_list_flush(&list);
 }
 
 /* The replicas' parts of the bucket on the way come to their places. */
@@ -233,11 +244,13 @@ static tr_status gather_finish(tr_bucket_reducer *reducer)
     if (reducer->gathering < 0)
         return TR_OK;
     TR_TRY(tr_event_wait_result(&reducer->work_event));
+    tr_copy_list list;
+    tr_copy_list_begin(&list, reducer->device);
     float *work = reducer->gathered;
     for (int k = 0; k < reducer->mesh.replica_size; k++)
-        work = work_copy(reducer, reducer->gathering, k, work, true);
+        TR_TRY(work_copy(reducer, reducer->gathering, k, &work, true, &list));
     reducer->gathering = -1;
-    return TR_OK;
+    return tr_copy_list_flush(&list);
 }
 
 /* Sends this rank's part of a bucket's sum to the replicas, and fetches theirs. */
@@ -245,7 +258,7 @@ static tr_status gather_post(tr_bucket_reducer *reducer, int bucket)
 {
     TR_TRY(gather_finish(reducer));
     TR_TRY(tr_event_wait(&reducer->work_event));
-    work_copy(reducer, bucket, reducer->mesh.replica, reducer->own_work, false);
+    TR_TRY(work_copy_one(reducer, bucket, reducer->mesh.replica, reducer->own_work, false));
     reducer->gathering = bucket;
     tr_group_label(reducer->groups.replica, "bucket", bucket);
     return tr_group_all_gather(reducer->groups.replica, reducer->own_work,
@@ -280,21 +293,20 @@ static bool is_last(const tr_bucket_reducer *reducer, int exchange)
 }
 
 /* This rank's work intervals of a bucket, summed over the data ranks, come to their places. */
-static void work_take(tr_bucket_reducer *reducer, int bucket, int exchange, float *work)
+static tr_status work_take(tr_bucket_reducer *reducer, int bucket, int exchange, float *work)
 {
     const tr_mesh *mesh = &reducer->mesh;
-    if (reducer->sums == NULL) {
-        work_copy(reducer, bucket, mesh->replica, work, true);
-        return;
-    }
+    if (reducer->sums == NULL)
+        return work_copy_one(reducer, bucket, mesh->replica, work, true);
     for (int i = reducer->bucket_first[bucket]; i < reducer->bucket_first[bucket + 1]; i++) {
         int64_t begin, end;
         work_of(reducer, i, mesh->shard, mesh->replica, &begin, &end);
-        tr_shard_sums_take(reducer->sums, exchange,
-                           reducer->held_offset[i] + (begin - state_begin(reducer, i)), end - begin,
-                           work);
+        TR_TRY(tr_shard_sums_take(reducer->sums, exchange,
+                                  reducer->held_offset[i] + (begin - state_begin(reducer, i)),
+                                  end - begin, work));
         work += end - begin;
     }
+    return TR_OK;
 }
 
 /* Completes the sums of the bucket of a slot, and passes it on to the replicas. */
@@ -306,27 +318,27 @@ static tr_status slot_finish(tr_bucket_reducer *reducer, tr_bucket_slot *slot)
     TR_TRY(tr_event_wait_result(&slot->events[slot->hop]));
     int bucket = slot->bucket;
     slot->bucket = -1;
-    work_take(reducer, bucket, slot->exchange, slot->work);
+    TR_TRY(work_take(reducer, bucket, slot->exchange, slot->work));
     bool gathers = reducer->mesh.replica_size > 1 && is_last(reducer, slot->exchange);
     return gathers ? gather_post(reducer, bucket) : TR_OK;
 }
 
 /* One data rank: its gradients are the sums. */
-static void alone_take(tr_bucket_reducer *reducer, int bucket, int exchange, float *const *grads)
+static tr_status alone_take(tr_bucket_reducer *reducer, int bucket, int exchange,
+                            float *const *grads)
 {
     for (int i = reducer->bucket_first[bucket];
          reducer->sums != NULL && i < reducer->bucket_first[bucket + 1]; i++)
-        tr_shard_sums_take(reducer->sums, exchange, reducer->held_offset[i],
-                           reducer->item_counts[i], grads[i]);
+        TR_TRY(tr_shard_sums_take(reducer->sums, exchange, reducer->held_offset[i],
+                                  reducer->item_counts[i], grads[i]));
+    return TR_OK;
 }
 
 tr_status tr_bucket_reduce_post(tr_bucket_reducer *reducer, int bucket, int exchange,
                                 float *const *grads)
 {
-    if (reducer->mesh.data_size == 1) {
-        alone_take(reducer, bucket, exchange, grads);
-        return TR_OK;
-    }
+    if (reducer->mesh.data_size == 1)
+        return alone_take(reducer, bucket, exchange, grads);
     int next = reducer->next_slot;
     tr_bucket_slot *slot = &reducer->slots[next];
     reducer->next_slot = (next + 1) % TR_BUCKET_SLOTS;
@@ -334,7 +346,7 @@ tr_status tr_bucket_reduce_post(tr_bucket_reducer *reducer, int bucket, int exch
     TR_TRY(slot_advance(reducer, &reducer->slots[(next + TR_BUCKET_SLOTS - 1) % TR_BUCKET_SLOTS]));
     for (int h = 0; h < reducer->num_hops; h++)
         TR_TRY(tr_event_wait(&slot->events[h]));
-    bucket_pack(reducer, bucket, grads, slot->source[0]);
+    TR_TRY(bucket_pack(reducer, bucket, grads, slot->source[0]));
     slot->bucket = bucket;
     slot->exchange = exchange;
     return hop_post(reducer, slot, 0);

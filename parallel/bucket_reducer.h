@@ -18,6 +18,7 @@
 
 #include <stdbool.h>
 
+#include "kernels/device.h"
 #include "memory/arena.h"
 #include "parallel/group.h"
 #include "parallel/mesh.h"
@@ -55,6 +56,7 @@ typedef struct tr_bucket_hop {
 typedef struct tr_bucket_reducer {
     tr_data_groups groups; /* set by connect; NULL in the counting pass */
     tr_mesh mesh;
+    tr_device *device; /* packs, copies and adds */
     int num_items, num_buckets;
     int64_t *item_counts;
     int *bucket_first; /* [num_buckets + 1] item numbers */
@@ -79,8 +81,8 @@ typedef struct tr_bucket_reducer {
 
 /* Sources are laid out in `comm`, the rest in `workspace`. With one data rank buckets exist (they pace the caller) but have no memory. */
 void tr_bucket_reducer_init(tr_bucket_reducer *reducer, const tr_bucket_item *items, int num_items,
-                            int64_t bucket_bytes, const tr_mesh *mesh, tr_arena *comm,
-                            tr_arena *workspace);
+                            int64_t bucket_bytes, const tr_mesh *mesh, tr_device *device,
+                            tr_arena *comm, tr_arena *workspace);
 void tr_bucket_reducer_clear(tr_bucket_reducer *reducer);
 
 /* Hands the groups in, and reserves their memory. After init on real arenas. */

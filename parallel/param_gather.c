@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "kernels/copy_list.h"
 #include "parallel/shard_map.h"
 
 /* Counts the pieces' intervals; returns the largest of a rank's, and the largest piece, in elements. */
@@ -29,10 +30,14 @@ static void pieces_count(tr_param_gather *gather, int64_t *max_source, int64_t *
 
 void tr_param_gather_init(tr_param_gather *gather, const tr_gather_tensor *tensors,
                           const int *piece_first, int num_pieces, int size, int rank,
-                          size_t item_bytes, bool own_sources, tr_arena *comm, tr_arena *workspace)
+                          size_t item_bytes, bool own_sources, tr_device *device, tr_arena *comm,
+                          tr_arena *workspace)
 {
-    *gather = (tr_param_gather){
-        .size = size, .rank = rank, .item_bytes = item_bytes, .num_pieces = num_pieces};
+    *gather = (tr_param_gather){.device = device,
+                                .size = size,
+                                .rank = rank,
+                                .item_bytes = item_bytes,
+                                .num_pieces = num_pieces};
     int num_tensors = piece_first[num_pieces];
     gather->piece_first = TR_NEW_ARRAY(int, (size_t)num_pieces + 1);
     memcpy(gather->piece_first, piece_first, ((size_t)num_pieces + 1) * sizeof *piece_first);
@@ -94,18 +99,22 @@ tr_status tr_param_gather_begin(tr_param_gather *gather, const int *sequence, in
 }
 
 /* From the ranks' intervals, rank by rank, to the tensors. */
-static void piece_copy(const tr_param_gather *gather, int piece, const unsigned char *gathered)
+static tr_status piece_copy(const tr_param_gather *gather, int piece, const unsigned char *gathered)
 {
+    tr_copy_list list;
+    tr_copy_list_begin(&list, gather->device);
     for (int r = 0; r < gather->size; r++)
         for (int i = gather->piece_first[piece]; i < gather->piece_first[piece + 1]; i++) {
             const tr_gather_tensor *tensor = &gather->tensors[i];
             int64_t begin, end;
             tr_shard_interval(tensor->count, gather->size, r, &begin, &end);
             size_t bytes = (size_t)(end - begin) * gather->item_bytes;
-            memcpy((unsigned char *)tensor->dst + (size_t)begin * gather->item_bytes, gathered,
-                   bytes);
+            TR_TRY(tr_copy_list_add(
+                &list, (unsigned char *)tensor->dst + (size_t)begin * gather->item_bytes, gathered,
+                bytes));
             gathered += bytes;
         }
+    return tr_copy_list_flush(&list);
 }
 
 tr_status tr_param_gather_take(tr_param_gather *gather, int piece)
@@ -120,7 +129,7 @@ tr_status tr_param_gather_take(tr_param_gather *gather, int piece)
     if (gather->num_posted == number)
         TR_TRY(next_post(gather));
     TR_TRY(tr_event_wait_result(&gather->events[number % TR_GATHER_SOURCES]));
-    piece_copy(gather, piece, gather->gathered[number % TR_GATHER_AHEAD]);
+    TR_TRY(piece_copy(gather, piece, gather->gathered[number % TR_GATHER_AHEAD]));
     gather->num_taken++;
     return ahead_post(gather);
 }

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "kernels/device.h"
 #include "memory/arena.h"
 #include "parallel/group.h"
 
@@ -32,6 +33,7 @@ typedef struct tr_param_gather {
     tr_group *group; /* set after init; NULL in the counting pass */
     tr_gather_source source;
     void *context;
+    tr_device *device; /* copies */
     int size, rank;
     size_t item_bytes;
     int num_pieces;
@@ -52,7 +54,8 @@ typedef struct tr_param_gather {
  * an element. own_sources: whether buffers for sources are laid out in `comm`; the rest lies in `workspace`. */
 void tr_param_gather_init(tr_param_gather *gather, const tr_gather_tensor *tensors,
                           const int *piece_first, int num_pieces, int size, int rank,
-                          size_t item_bytes, bool own_sources, tr_arena *comm, tr_arena *workspace);
+                          size_t item_bytes, bool own_sources, tr_device *device, tr_arena *comm,
+                          tr_arena *workspace);
 void tr_param_gather_clear(tr_param_gather *gather);
 
 /* The pieces that will be taken, in this order; kept by the caller until the end. The last sequence has ended. */

@@ -6,8 +6,6 @@
  * list. */
 #include "parallel/pipeline_exec.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/integers.h"
@@ -28,6 +26,7 @@ typedef struct step {
 
 struct tr_pipeline_exec {
     tr_group *group;
+    tr_device *device;
     size_t transfer_bytes;
     tr_stage_functions functions;
     int stage, num_stages;
@@ -180,8 +179,9 @@ static void make_steps(tr_pipeline_exec *exec, const tr_schedule *schedule,
 }
 
 tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *schedule, int stage,
-                                  tr_group *group, size_t transfer_bytes, void *send_memory,
-                                  void *recv_memory, const tr_stage_functions *functions)
+                                  tr_group *group, tr_device *device, size_t transfer_bytes,
+                                  void *send_memory, void *recv_memory,
+                                  const tr_stage_functions *functions)
 {
     TR_ASSERT(stage >= 0 && stage < schedule->num_stages);
     TR_ASSERT(group == NULL ||
@@ -200,6 +200,7 @@ tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *sc
 
     tr_pipeline_exec *made = TR_NEW(tr_pipeline_exec);
     made->group = group;
+    made->device = device;
     made->transfer_bytes = transfer_bytes;
     made->functions = *functions;
     made->stage = stage;
@@ -253,8 +254,8 @@ static tr_status run_receive(tr_pipeline_exec *exec, const step *one)
     if (action->kind == TR_ACTION_RECV_FORWARD)
         dst = exec->functions.input(exec->functions.context, action->chunk, action->slot);
     if (one->source != NULL) {
-        memcpy(dst, one->source, exec->transfer_bytes);
-        return TR_OK;
+        const tr_copy copy = {dst, one->source, exec->transfer_bytes};
+        return exec->device->ops->copy_many(exec->device, 1, &copy);
     }
     return tr_group_recv(exec->group, one->peer, dst, exec->transfer_bytes, action->microbatch,
                          one->event);

@@ -9,6 +9,7 @@
 #define TR_PARALLEL_PIPELINE_EXEC_H
 
 #include "base/trace_ring.h"
+#include "kernels/device.h"
 #include "parallel/group.h"
 #include "parallel/schedule.h"
 
@@ -45,12 +46,13 @@ size_t tr_pipeline_exec_send_bytes(const tr_schedule *schedule, int stage, size_
 size_t tr_pipeline_exec_recv_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes);
 
 /* group: the pipeline group (NULL when num_stages is 1, and where nothing will run, as in a
- * counting pass); transfers between two chunks of the same rank are copies.
+ * counting pass); transfers between two chunks of the same rank are copies, which `device` makes.
  * The buffers are the caller's, of the sizes above; they may be NULL when the size is 0. Allocates
  * all it needs here; running allocates nothing. The schedule stays the caller's. */
 tr_status tr_pipeline_exec_create(tr_pipeline_exec **exec, const tr_schedule *schedule, int stage,
-                                  tr_group *group, size_t transfer_bytes, void *send_memory,
-                                  void *recv_memory, const tr_stage_functions *functions);
+                                  tr_group *group, tr_device *device, size_t transfer_bytes,
+                                  void *send_memory, void *recv_memory,
+                                  const tr_stage_functions *functions);
 void tr_pipeline_exec_destroy(tr_pipeline_exec *exec);
 /* Records each call of forward and backward on the compute track, while the trace is on: chunk, microbatch, and F, B or W of the schedule. A B that runs
  * its W too is one event. */

@@ -5,23 +5,25 @@
 #ifndef TR_PARALLEL_SHARD_SUMS_H
 #define TR_PARALLEL_SHARD_SUMS_H
 
+#include "kernels/device.h"
 #include "memory/arena.h"
 #include "parallel/reduce_tree.h"
 
 typedef struct tr_shard_sums {
+    tr_device *device;
     tr_reduce_plan plan;
     float *total; /* [elements] after the last exchange: the whole sum */
     float **kept; /* [num_kept][elements] subtrees of the round under way */
     int num_kept;
 } tr_shard_sums;
 
-/* Lays out accumulators for so many elements. */
+/* Lays out accumulators for so many elements; `device` adds and copies. */
 void tr_shard_sums_init(tr_shard_sums *sums, const tr_reduce_plan *plan, int64_t num_elements,
-                        tr_arena *arena);
+                        tr_device *device, tr_arena *arena);
 void tr_shard_sums_clear(tr_shard_sums *sums);
 
 /* Takes the sum over data ranks of elements [offset, offset + count) in exchange number `exchange` of the step. `values` may be overwritten. */
-void tr_shard_sums_take(tr_shard_sums *sums, int exchange, int64_t offset, int64_t count,
-                        float *values);
+tr_status tr_shard_sums_take(tr_shard_sums *sums, int exchange, int64_t offset, int64_t count,
+                             float *values);
 
 #endif

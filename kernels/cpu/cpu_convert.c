@@ -68,8 +68,31 @@ static tr_status fill_zero(tr_device *device, void *dst, int64_t bytes)
     return TR_OK;
 }
 
+static void copy_piece(void *ctx, int64_t piece, int thread)
+{
+    (void)thread;
+    const tr_copy *copy = (const tr_copy *)ctx + piece;
+    memcpy(copy->dst, copy->src, copy->bytes);
+}
+
+/* Waking the threads costs more than a few small copies. */
+static tr_status copy_many(tr_device *device, int count, const tr_copy *copies)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += copies[i].bytes;
+    if (bytes >= PIECE * sizeof(float)) {
+        tr_cpu_parallel_for(device, count, copy_piece, (void *)(uintptr_t)copies);
+        return TR_OK;
+    }
+    for (int i = 0; i < count; i++)
+        memcpy(copies[i].dst, copies[i].src, copies[i].bytes);
+    return TR_OK;
+}
+
 void TR_ISA_NAME(tr_cpu_convert_ops)(tr_ops *ops)
 {
     ops->convert = convert;
     ops->fill_zero = fill_zero;
+    ops->copy_many = copy_many;
 }

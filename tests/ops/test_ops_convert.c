@@ -1,8 +1,10 @@
-/* Conversions bit for bit against memory/dtype.h (itself tested against every pattern), and zeros. */
+/* Conversions bit for bit against memory/dtype.h (itself tested against every pattern), zeros, and copies. */
 #include "tests/ops/op_test_util.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "kernels/copy_list.h"
 
 static void set_bits(op_tensor *tensor, int64_t i, uint32_t bits)
 {
@@ -124,12 +126,41 @@ static void test_fill_zero(void **state)
     }
 }
 
+/* Ranges of any alignment, some together large enough for the threads, through a list that is filled more than once: what lies between them stays as it was. */
+static void copies_case(op_env *env, void *context)
+{
+    const int64_t bytes = *(const int64_t *)context, stride = bytes + 5, num = 150;
+    op_tensor src = op_tensor_random(env, TR_F32, (num * stride + 7) / 4 + 1, 3, 0.0, 1.0);
+    op_tensor dst = op_tensor_copy(env, &src), expected = op_tensor_copy(env, &src);
+    tr_copy_list list;
+    tr_copy_list_begin(&list, env->device);
+    for (int64_t i = 0; i < num; i++) { /* the i-th range from the end goes to the i-th place */
+        const char *from = (const char *)src.data + (num - 1 - i) * stride + i % 3;
+        size_t size = i % 10 == 0 ? 0 : (size_t)(bytes - i % 3);
+        assert_int_equal(tr_copy_list_add(&list, (char *)dst.data + i * stride, from, size), TR_OK);
+        memcpy((char *)expected.data + i * stride, from, size);
+    }
+    assert_int_equal(tr_copy_list_flush(&list), TR_OK);
+    op_expect_same_bits("copies", &dst, &expected);
+}
+
+static void test_copy_many(void **state)
+{
+    (void)state;
+    const int64_t sizes[] = {3, 64, 1001, 70000};
+    for (int s = 0; s < 4; s++) {
+        int64_t bytes = sizes[s];
+        op_run_case(copies_case, &bytes);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_pattern),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_fill_zero),
+        cmocka_unit_test(test_copy_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@ static const int64_t item_counts[NUM_ITEMS] = {3001, 1, 64, 130, 2048, 63, 517};
 static const int item_parts[NUM_ITEMS] = {0, 0, 0, 0, 1, 1, 1};
 
 static int my_rank, num_ranks;
+static tr_device *device;
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -173,7 +174,7 @@ static void trial_open(trial *t, int64_t bucket_bytes)
     tr_arena_init(&accumulators, TR_MEM_GRADIENTS, t->accumulators, 1 << 20);
     for (int i = 0; i < NUM_ITEMS; i++)
         items[i] = (tr_bucket_item){item_counts[i], item_parts[i]};
-    tr_bucket_reducer_init(&t->reducer, items, NUM_ITEMS, bucket_bytes, &t->s->mesh, &comm,
+    tr_bucket_reducer_init(&t->reducer, items, NUM_ITEMS, bucket_bytes, &t->s->mesh, device, &comm,
                            &workspace);
     tr_bucket_reducer_connect(&t->reducer, &t->s->groups);
     for (int i = 0; i < NUM_ITEMS; i++) {
@@ -183,7 +184,7 @@ static void trial_open(trial *t, int64_t bucket_bytes)
     }
     t->sums = (tr_shard_sums){0};
     if (tr_reduce_num_exchanges(&t->plan) > 1) {
-        tr_shard_sums_init(&t->sums, &t->plan, held, &accumulators);
+        tr_shard_sums_init(&t->sums, &t->plan, held, device, &accumulators);
         t->reducer.sums = &t->sums;
     }
     for (int i = 0; i < NUM_ITEMS; i++) {
@@ -279,6 +280,7 @@ int main(int argc, char **argv)
         argc > 1 && strcmp(argv[1], "mpi") == 0 ? TR_TRANSPORT_MPI : TR_TRANSPORT_SHM;
     if (num_ranks == 1)
         transport = TR_TRANSPORT_AUTO;
+    CHECK_OK(tr_cpu_device_create(&device, 1));
     for (int shard_size = 1; shard_size <= num_ranks; shard_size++) {
         setting s;
         if (num_ranks % shard_size != 0)
@@ -289,6 +291,7 @@ int main(int argc, char **argv)
                 trial_run(&s, &plans[p], bucket_sizes[b]);
         setting_close(&s);
     }
+    tr_device_destroy(device);
     MPI_Barrier(MPI_COMM_WORLD);
     if (my_rank == 0)
         printf("bucket_reducer_test: passed on %d ranks\n", num_ranks);

@@ -20,6 +20,8 @@ enum { NUM_TENSORS = sizeof sizes / sizeof sizes[0], NUM_PIECES = 5, MAX_LENGTH 
 /* The second piece has no elements. */
 static const int pieces[NUM_PIECES + 1] = {0, 2, 3, 6, 8, NUM_TENSORS};
 
+static tr_device *device;
+
 typedef struct subject {
     setting world;
     const member *m;
@@ -90,7 +92,7 @@ static void subject_open(subject *s, size_t item_bytes, bool own_sources)
         }
         tr_param_gather_clear(&s->gather);
         tr_param_gather_init(&s->gather, tensors, pieces, NUM_PIECES, s->m->size, s->m->rank,
-                             item_bytes, own_sources, comm, workspace);
+                             item_bytes, own_sources, device, comm, workspace);
     }
     CHECK(s->comm.peak == counted[0].peak && s->workspace.peak == counted[1].peak);
     CHECK((s->comm.peak > 0) == own_sources);
@@ -210,10 +212,12 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
     CHECK(argc == 2 && num_ranks <= MAX_RANKS);
     transport = strcmp(argv[1], "shm") == 0 ? TR_TRANSPORT_SHM : TR_TRANSPORT_MPI;
+    CHECK_OK(tr_cpu_device_create(&device, 1));
     for (int i = 0; i < 4; i++)
         test_sequences(i % 2 == 0 ? 2 : 4, i < 2, i % 3 != 1);
     test_sequences(4, false, false);
     test_order();
+    tr_device_destroy(device);
     MPI_Finalize();
     if (my_rank == 0)
         printf("param_gather_test %s on %d ranks: ok\n", argv[1], num_ranks);

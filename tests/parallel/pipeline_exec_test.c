@@ -27,6 +27,7 @@ enum {
 };
 
 static int num_stages, stage;
+static tr_device *device;
 static uint64_t random_state;
 static long num_allocations;
 
@@ -345,8 +346,9 @@ static void run_schedule(tr_schedule *schedule, tr_group *group, void *send_memo
     toy_init(&model, schedule, 400);
     tr_stage_functions functions = toy_functions(&model);
     tr_pipeline_exec *exec;
-    check_ok(tr_pipeline_exec_create(&exec, schedule, stage, group, WORDS * sizeof(uint64_t),
-                                     send_memory, recv_memory, &functions));
+    check_ok(tr_pipeline_exec_create(&exec, schedule, stage, group, device,
+                                     WORDS * sizeof(uint64_t), send_memory, recv_memory,
+                                     &functions));
     /* Twice, with buffers and events as the first run left them. */
     for (int run = 0; run < 2; run++) {
         uint64_t bytes = group != NULL ? tr_group_get_stats(group)->bytes_sent : 0;
@@ -377,8 +379,9 @@ static void check_waits_are_counted(tr_group *group, void *send_memory, void *re
     toy_init(&model, schedule, 0);
     tr_stage_functions functions = toy_functions(&model);
     tr_pipeline_exec *exec;
-    check_ok(tr_pipeline_exec_create(&exec, schedule, stage, group, WORDS * sizeof(uint64_t),
-                                     send_memory, recv_memory, &functions));
+    check_ok(tr_pipeline_exec_create(&exec, schedule, stage, group, device,
+                                     WORDS * sizeof(uint64_t), send_memory, recv_memory,
+                                     &functions));
     check_ok(tr_group_barrier(group));
     double waited = tr_group_get_stats(group)->wait_seconds;
     if (stage == 0)
@@ -404,7 +407,8 @@ static void check_failures(void)
     model.fails_at = 1;
     tr_stage_functions functions = toy_functions(&model);
     tr_pipeline_exec *exec;
-    check_ok(tr_pipeline_exec_create(&exec, schedule, 0, NULL, 1000, NULL, NULL, &functions));
+    check_ok(
+        tr_pipeline_exec_create(&exec, schedule, 0, NULL, device, 1000, NULL, NULL, &functions));
     check(tr_pipeline_exec_run(exec) == TR_ERR_NUMERICS, "a failing stage function ends the run");
     check(strcmp(tr_error_message(), "asked to fail") == 0, "its message is kept");
     tr_pipeline_exec_destroy(exec);
@@ -466,6 +470,7 @@ int main(int argc, char **argv)
     num_stages = tr_world_size(world);
     check(num_stages * 3 <= MAX_CHUNKS, "too many ranks");
     random_state = (uint64_t)stage * 7919 + 1;
+    check_ok(tr_cpu_device_create(&device, 1));
 
     /* Gradients need fewer buffers than there are chunks and microbatches, and sends fewer than
      * SEND_BUFFERS. */
@@ -481,6 +486,7 @@ int main(int argc, char **argv)
     run_all(group, send_memory, recv_memory);
     tr_group_destroy(group);
     tr_world_destroy(world);
+    tr_device_destroy(device);
     tr_free(recv_memory);
     MPI_Finalize();
     return 0;

@@ -19,6 +19,7 @@
 enum { BYTES = 4096, NUM_MICROBATCHES = 8, MAX_CHUNKS = 16, REPEATS = 3 };
 
 static int num_stages, stage, num_failures;
+static tr_device *device;
 
 _Noreturn static void fail_test(const char *what)
 {
@@ -164,8 +165,8 @@ static double run_setting(const setting *which, const pace *at, tr_group *group,
                                           .backward_input = sleeper_backward_input,
                                           .backward_weight = sleeper_backward_weight};
     tr_pipeline_exec *exec;
-    check_ok(tr_pipeline_exec_create(&exec, schedule, stage, group, BYTES, send_memory, recv_memory,
-                                     &functions));
+    check_ok(tr_pipeline_exec_create(&exec, schedule, stage, group, device, BYTES, send_memory,
+                                     recv_memory, &functions));
     double predicted = predict(schedule, &self), measured = measure(exec, &self, group);
     if (stage == 0) {
         bool close = fabs(measured - predicted) <= 0.03;
@@ -224,6 +225,7 @@ int main(int argc, char **argv)
     num_stages = tr_world_size(world);
     if (num_stages != 4)
         fail_test("runs on 4 ranks");
+    check_ok(tr_cpu_device_create(&device, 1));
     void *send_memory, *recv_memory = tr_alloc(2 * NUM_MICROBATCHES, BYTES);
     check_ok(tr_world_comm_memory(world, 2 * NUM_MICROBATCHES * BYTES, &send_memory));
     int ranks[] = {0, 1, 2, 3};
@@ -232,6 +234,7 @@ int main(int argc, char **argv)
     run_all(group, send_memory, recv_memory);
     tr_group_destroy(group);
     tr_world_destroy(world);
+    tr_device_destroy(device);
     tr_free(recv_memory);
     MPI_Bcast(&num_failures, 1, MPI_INT, 0, MPI_COMM_WORLD);
     MPI_Finalize();

@@ -37,16 +37,18 @@ static void expected_make(const tr_reduce_plan *plan, float *expected)
 
 static void plan_try(const tr_reduce_plan *plan)
 {
+    tr_device *device;
+    assert_int_equal(tr_cpu_device_create(&device, 1), TR_OK);
     tr_arena counting, arena;
     tr_shard_sums sums;
     tr_arena_init_counting(&counting, TR_MEM_GRADIENTS);
-    tr_shard_sums_init(&sums, plan, N, &counting);
+    tr_shard_sums_init(&sums, plan, N, device, &counting);
     tr_shard_sums_clear(&sums);
     assert_int_equal(counting.peak, (size_t)(1 + tr_leaf_num_kept(plan->parts)) * N * 4);
     void *memory = tr_alloc_aligned(counting.peak, 1, TR_ARENA_ALIGNMENT);
     memset(memory, 0xff, counting.peak); /* NaN: nothing may be taken for zero */
     tr_arena_init(&arena, TR_MEM_GRADIENTS, memory, counting.peak);
-    tr_shard_sums_init(&sums, plan, N, &arena);
+    tr_shard_sums_init(&sums, plan, N, device, &arena);
     for (int e = 0; e < tr_reduce_num_exchanges(plan); e++)
         for (int64_t at = 0, count; at < N; at += count) {
             float piece[N];
@@ -54,12 +56,13 @@ static void plan_try(const tr_reduce_plan *plan)
             if (count > N - at)
                 count = N - at;
             memcpy(piece, values[e] + at, (size_t)count * sizeof(float));
-            tr_shard_sums_take(&sums, e, at, count, piece);
+            assert_int_equal(tr_shard_sums_take(&sums, e, at, count, piece), TR_OK);
         }
     float expected[N];
     expected_make(plan, expected);
     assert_memory_equal(sums.total, expected, sizeof expected);
     tr_shard_sums_clear(&sums);
+    tr_device_destroy(device);
     tr_free(memory);
 }
 
