@@ -86,6 +86,17 @@ tr_status tr_commit_gather(tr_commit *commit, tr_run *run, const tr_shard_summar
     return TR_OK;
 }
 
+/* The checkpoint is whole; something after that failed. */
+static void trouble_tell(const tr_commit *commit, char *trouble)
+{
+    if (trouble == NULL)
+        return;
+    tr_log_warning("the checkpoint of step %lld is saved and whole, but `latest` could not be "
+                   "moved to it, which the next save tries again: %s",
+                   (long long)commit->manifest.step, trouble);
+    tr_free(trouble);
+}
+
 tr_status tr_commit_work(void *context)
 {
     tr_commit *commit = context;
@@ -94,11 +105,13 @@ tr_status tr_commit_work(void *context)
     char *folder = tr_step_temp_path(commit->dir, step);
     char *path = tr_format("%s/" TR_MANIFEST_FILE_NAME, folder);
     tr_trace_lane_switch(commit->trace, 0, "commit", -1, -1);
+    char *trouble = NULL;
     tr_status status = tr_manifest_write(path, &commit->manifest);
     tr_free(path);
     tr_free(folder);
     if (status == TR_OK)
-        status = tr_dir_commit_finish(commit->dir, step);
+        status = tr_dir_commit_finish(commit->dir, step, &trouble);
+    trouble_tell(commit, trouble);
     commit->end = tr_clock_seconds();
     tr_trace_lane_switch(commit->trace, 0, status == TR_OK ? "make room" : NULL, -1, -1);
     TR_TRY(status);

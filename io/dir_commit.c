@@ -269,9 +269,40 @@ static tr_status folder_move(const char *temp, const char *path)
     return TR_OK;
 }
 
-/* `latest` is written before the folder moves: where the disk has no room for it, nothing has changed yet. */
-tr_status tr_dir_commit_finish(const char *dir, int64_t step)
+/* The checkpoint that a resume takes first; -1: there is none. *highest: that of the highest step. */
+static int64_t first_found(const char *dir, int64_t *highest)
 {
+    tr_step_list list;
+    int64_t named;
+    *highest = -1;
+    if (tr_step_list_read(&list, dir) == TR_OK)
+        for (int i = 0; i < list.num_entries; i++)
+            if (!list.entries[i].is_temp && list.entries[i].has_manifest)
+                *highest = list.entries[i].step;
+    tr_step_list_clear(&list);
+    return tr_dir_latest_read(dir, &named) ? named : *highest;
+}
+
+/* What this thread's message says happened after the folder had its name, and what follows from it. may_remove: a `latest` that names an older one, which
+ * would be resumed in the place of the new one, may go where the new one has the highest number and is found without it. */
+static char *trouble_tell(const char *dir, const char *latest, int64_t step, bool may_remove)
+{
+    char *reason = tr_strdup(tr_error_message());
+    char name[TR_STEP_NAME];
+    int64_t highest, first = first_found(dir, &highest);
+    if (first != step && highest == step && may_remove && unlink(latest) == 0)
+        first = highest;
+    tr_step_name(first, name);
+    char *text = first == step ? tr_format("%s; a resume finds it all the same", reason)
+                               : tr_format("%s; until then a resume takes %s first", reason, name);
+    tr_free(reason);
+    return text;
+}
+
+/* `latest` is written before the folder moves: where the disk has no room for it, nothing has changed yet. */
+tr_status tr_dir_commit_finish(const char *dir, int64_t step, char **trouble)
+{
+    *trouble = NULL;
     char *temp = tr_step_temp_path(dir, step), *path = tr_step_path(dir, step);
     char *inside = tr_format("%s/" TR_MANIFEST_FILE_NAME, temp);
     char *latest = tr_format("%s/latest", dir), *latest_temp = tr_format("%s/latest.tmp", dir);
@@ -280,11 +311,10 @@ tr_status tr_dir_commit_finish(const char *dir, int64_t step)
         status = latest_write(latest_temp, step);
     if (status == TR_OK) {
         status = folder_move(temp, path);
-        if (status == TR_OK)
-            status = tr_file_sync_folder(path);
-        if (status == TR_OK)
-            status = tr_file_move(latest_temp, latest);
-        else
+        bool named = status == TR_OK, flushed = named && tr_file_sync_folder(path) == TR_OK;
+        if (named && (!flushed || tr_file_move(latest_temp, latest) != TR_OK))
+            *trouble = trouble_tell(dir, latest, step, flushed);
+        if (!flushed)
             unlink(latest_temp);
     }
     tr_free(latest_temp);
@@ -396,12 +426,14 @@ static bool is_whole(const char *dir, int64_t step)
     return whole;
 }
 
-/* Which steps go, the one that is missed least last; how many. */
+/* Which steps go, the one that is missed least last; how many. What `latest` names is what a resume would take: it stays. */
 static int spare_find(const tr_step_list *list, const char *dir, const tr_dir_retention *keep,
                       int64_t newest, int64_t *spare)
 {
-    int64_t whole = 0;
+    int64_t whole = 0, named;
     int count = 0;
+    if (!tr_dir_latest_read(dir, &named))
+        named = newest;
     for (int pass = 0; pass < 2; pass++) /* up to the newest, then what lies beyond it */
         for (int i = list->num_entries - 1; i >= 0; i--) {
             const tr_step_entry *entry = &list->entries[i];
@@ -410,7 +442,7 @@ static int spare_find(const tr_step_list *list, const char *dir, const tr_dir_re
                 continue;
             if (whole < keep->last)
                 whole += is_whole(dir, entry->step);
-            else if (keep->every == 0 || entry->step % keep->every != 0)
+            else if (entry->step != named && (keep->every == 0 || entry->step % keep->every != 0))
                 spare[count++] = entry->step;
         }
     return count;

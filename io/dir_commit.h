@@ -31,9 +31,11 @@ char *tr_step_temp_path(const char *dir, int64_t step);
 tr_status tr_dir_commit_begin(const char *dir, int64_t step);
 /* Flushes the temporary folder (its files were flushed by whoever wrote them), renames it, flushes
  * `dir`, then moves `latest`. A checkpoint of the same step is exchanged for the new one, in one
- * move where the file system can. TR_ERR_IO; then the temporary folder may still be there, and everything else is as it was,
- * or only `latest` was not moved. */
-tr_status tr_dir_commit_finish(const char *dir, int64_t step);
+ * move where the file system can. TR_ERR_IO; then the temporary folder may still be there, and everything else is as it was.
+ * TR_OK: the checkpoint is whole under its name. *trouble: NULL, or (tr_free) what failed after that, the flush of
+ * `dir` or moving `latest`, and whether a resume takes another one first. A `latest` that could not be moved is
+ * removed where the new one is found without it, being that of the highest step. */
+tr_status tr_dir_commit_finish(const char *dir, int64_t step, char **trouble);
 /* Removes the temporary folder of a step. */
 void tr_dir_commit_abort(const char *dir, int64_t step);
 
@@ -63,7 +65,7 @@ typedef struct tr_dir_retention {
     int64_t every; /* and those whose steps are multiples of it; 0: no more */
 } tr_dir_retention;
 
-/* Removes what need not stay, never the checkpoint of `newest`, which was just written. The last ones are `newest`, those of lower
+/* Removes what need not stay, never the checkpoint of `newest`, which was just written, nor the one that `latest` names. The last ones are `newest`, those of lower
  * steps from the highest down, then those of higher steps, which a run that went back or began anew has left behind.
  * One that is not whole, by its manifest and the sizes of its files, takes no other's place: as many whole ones stay.
  * What is missed least goes first. Temporary folders, which nobody writes any more, go too. A folder with a file in it that is not ours

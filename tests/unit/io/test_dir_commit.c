@@ -19,9 +19,9 @@
 
 static char top[64], dir[128];
 
-/* Linked with --wrap=renameat2 and --wrap=rename: a file system that cannot exchange folders, and a rename that fails. */
+/* Linked with --wrap=renameat2, rename and fsync: a file system that cannot exchange folders, a rename or a flush that fails. */
 static bool no_exchange;
-static int renames_left; /* the one that makes it 0 fails */
+static int renames_left, flushes_left; /* the one that makes it 0 fails */
 
 int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
 int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
@@ -40,6 +40,17 @@ int __wrap_rename(const char *from, const char *to)
 {
     if (renames_left == 0 || --renames_left > 0)
         return __real_rename(from, to);
+    errno = EIO;
+    return -1;
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+
+int __wrap_fsync(int fd)
+{
+    if (flushes_left == 0 || --flushes_left > 0)
+        return __real_fsync(fd);
     errno = EIO;
     return -1;
 }
@@ -92,6 +103,25 @@ static void manifest_make(const char *path, int64_t step, const char *text)
     assert_int_equal(tr_manifest_write(path, &manifest), TR_OK);
 }
 
+/* Finishes it; with trouble of which `text` tells, or without (NULL). */
+static void finish_expect(int64_t step, const char *text)
+{
+    char *trouble;
+    assert_int_equal(tr_dir_commit_finish(dir, step, &trouble), TR_OK);
+    if (text == NULL)
+        assert_null(trouble);
+    else
+        assert_true(trouble != NULL && strstr(trouble, text) != NULL);
+    tr_free(trouble);
+}
+
+static void finish_fails(int64_t step)
+{
+    char *trouble;
+    assert_int_equal(tr_dir_commit_finish(dir, step, &trouble), TR_ERR_IO);
+    assert_null(trouble);
+}
+
 /* A checkpoint with `text` in its shard; finished or left as a killed run would. */
 static void save(int64_t step, const char *text, bool finish)
 {
@@ -102,7 +132,7 @@ static void save(int64_t step, const char *text, bool finish)
     snprintf(name, sizeof name, "step-%08d.tmp/manifest.json", (int)step);
     manifest_make(in_dir(name), step, text);
     if (finish)
-        assert_int_equal(tr_dir_commit_finish(dir, step), TR_OK);
+        finish_expect(step, NULL);
 }
 
 static void prune(int64_t last, int64_t every, int64_t newest)
@@ -172,7 +202,7 @@ static void test_a_checkpoint_appears_whole(void **state)
     save(3, "three", false);
     expect_steps("3t");
     assert_false(tr_dir_latest_read(dir, &step));
-    assert_int_equal(tr_dir_commit_finish(dir, 3), TR_OK);
+    finish_expect(3, NULL);
     expect_steps("3");
     assert_true(tr_dir_latest_read(dir, &step) && step == 3);
     assert_false(scratch_exists(in_dir("latest.tmp")));
@@ -215,7 +245,7 @@ static void test_a_step_is_replaced_where_folders_cannot_be_exchanged(void **sta
     for (int failing = 2; failing <= 3; failing++) {
         save(4, "too late", false);
         renames_left = failing;
-        assert_int_equal(tr_dir_commit_finish(dir, 4), TR_ERR_IO);
+        finish_fails(4);
         assert_int_equal(renames_left, 0);
         tr_dir_commit_abort(dir, 4);
         expect_steps("3 4");
@@ -231,12 +261,52 @@ static void test_without_room_for_latest_nothing_changes(void **state)
     int64_t step;
     assert_int_equal(mkdir(in_dir("latest.tmp"), 0777), 0); /* cannot be written to either */
     save(5, "five", false);
-    assert_int_equal(tr_dir_commit_finish(dir, 5), TR_ERR_IO);
+    finish_fails(5);
     expect_steps("3 4 5t");
     assert_true(tr_dir_latest_read(dir, &step) && step == 4);
     assert_int_equal(rmdir(in_dir("latest.tmp")), 0);
     tr_dir_commit_abort(dir, 5);
     expect_steps("3 4");
+}
+
+/* The folder has its name, and then `latest` cannot be moved, or the names not be flushed: it is saved, and nothing that a resume
+ * would take first goes away. */
+static void test_trouble_with_latest(void **state)
+{
+    (void)state;
+    int64_t step;
+    char before[sizeof dir];
+    strcpy(before, dir);
+    snprintf(dir, sizeof dir, "%s/trouble", top);
+    save(2, "two", true);
+    save(3, "three", false);
+    renames_left = 2;
+    finish_expect(3, "latest: Input/output error; a resume finds it all the same");
+    assert_false(tr_dir_latest_read(dir, &step)); /* so that 3 is found, and not 2 */
+    expect_steps("2 3");
+    assert_false(scratch_exists(in_dir("latest.tmp")));
+    prune(1, 0, 3);
+    expect_steps("3");
+    save(9, "of a run that went back", true);
+    save(4, "four", true);
+    expect_steps("3 4 9");
+    save(5, "five", false);
+    renames_left = 2;
+    finish_expect(5, "latest: Input/output error; until then a resume takes step-00000004 first");
+    assert_true(tr_dir_latest_read(dir, &step) && step == 4);
+    prune(1, 0, 5);
+    expect_steps("4 5"); /* 4 since `latest` names it */
+    save(6, "six", true);
+    prune(1, 0, 6);
+    expect_steps("6");
+    save(7, "seven", false);
+    flushes_left = 3; /* the temporary folder, latest.tmp, the folder */
+    finish_expect(7, "flushing the folder failed: Input/output error; until then a resume takes "
+                     "step-00000006 first");
+    assert_true(tr_dir_latest_read(dir, &step) && step == 6); /* whose name is on the disk */
+    prune(1, 0, 7);
+    expect_steps("6 7");
+    strcpy(dir, before);
 }
 
 static void test_leftovers_give_way_before_the_writing(void **state)
@@ -283,6 +353,7 @@ static void test_room_is_made_in_numeric_order(void **state)
     save(6, "x", true);
     prune(2, 0, 6);
     expect_steps("5 6");
+    save(5, "x", true);
     prune(1, 0, 5);
     expect_steps("5");
     save(11, "x", true);
@@ -432,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_a_checkpoint_appears_whole),
         cmocka_unit_test(test_a_step_is_replaced_where_folders_cannot_be_exchanged),
         cmocka_unit_test(test_without_room_for_latest_nothing_changes),
+        cmocka_unit_test(test_trouble_with_latest),
         cmocka_unit_test(test_leftovers_give_way_before_the_writing),
         cmocka_unit_test(test_latest_with_another_text_is_no_name),
         cmocka_unit_test(test_room_is_made_in_numeric_order),
