@@ -20,7 +20,9 @@ typedef struct chunk {
 struct tr_chunk_queue {
     const tr_shard_part *parts;
     int num_parts, chunk_bytes;
-    bool values_change; /* the owner will call preserve */
+    bool values_change;   /* the owner will call preserve */
+    tr_chunk_fetch fetch; /* NULL: values lie in host memory */
+    void *fetch_context;
     unsigned char *pool;
     size_t pool_bytes;
     int64_t num_chunks;
@@ -91,6 +93,21 @@ void tr_chunk_queue_set_pool(tr_chunk_queue *queue, void *pool, size_t bytes)
     queue->pool_bytes = bytes;
 }
 
+void tr_chunk_queue_set_fetch(tr_chunk_queue *queue, tr_chunk_fetch fetch, void *context)
+{
+    queue->fetch = fetch;
+    queue->fetch_context = context;
+}
+
+static tr_status values_copy(const tr_chunk_queue *queue, void *host, const float *values,
+                             size_t bytes)
+{
+    if (queue->fetch != NULL)
+        return queue->fetch(queue->fetch_context, host, values, bytes);
+    memcpy(host, values, bytes);
+    return TR_OK;
+}
+
 const tr_shard_part *tr_chunk_queue_get_parts(const tr_chunk_queue *queue, int *num_parts)
 {
     *num_parts = queue->num_parts;
@@ -116,7 +133,7 @@ int64_t tr_chunk_queue_count(const tr_chunk_queue *queue)
 
 bool tr_chunk_queue_needs_buffer(const tr_chunk_queue *queue)
 {
-    return queue->values_change;
+    return queue->values_change || queue->fetch != NULL;
 }
 
 /* With the mutex held: one chunk fewer is read in place. */
@@ -126,7 +143,8 @@ static void unread_drop(tr_chunk_queue *queue)
         pthread_cond_signal(&queue->unread);
 }
 
-bool tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *out)
+tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *out,
+                              bool *is_taken)
 {
     pthread_mutex_lock(&queue->mutex);
     while (!queue->stopped && queue->next < queue->num_chunks &&
@@ -134,26 +152,28 @@ bool tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *o
         pthread_cond_wait(&queue->copied, &queue->mutex);
     if (queue->stopped || queue->next == queue->num_chunks) {
         pthread_mutex_unlock(&queue->mutex);
-        return false;
+        *is_taken = false;
+        return TR_OK;
     }
     chunk *taken = &queue->chunks[queue->next];
     *out = (tr_shard_chunk){.index = queue->next++,
                             .part = &queue->parts[taken->part],
                             .values = taken->values,
                             .num_values = (size_t)taken->num_values};
-    bool in_place = taken->state == LISTED && queue->values_change;
+    bool in_place = taken->state == LISTED && tr_chunk_queue_needs_buffer(queue);
     taken->state = TAKEN;
     queue->num_reading += in_place;
     pthread_mutex_unlock(&queue->mutex);
+    *is_taken = true;
     if (!in_place)
-        return true;
-    memcpy(buffer, out->values, out->num_values * sizeof(float));
+        return TR_OK;
+    tr_status status = values_copy(queue, buffer, out->values, out->num_values * sizeof(float));
     out->values = buffer;
     pthread_mutex_lock(&queue->mutex);
     queue->num_reading--;
     unread_drop(queue);
     pthread_mutex_unlock(&queue->mutex);
-    return true;
+    return status;
 }
 
 void tr_chunk_queue_stop(tr_chunk_queue *queue)
@@ -187,12 +207,19 @@ static void copy_what_fits(tr_chunk_queue *queue)
         queue->pool_used += bytes;
         at->state = COPYING;
         pthread_mutex_unlock(&queue->mutex);
-        memcpy(copy, at->values, bytes);
+        tr_status status = values_copy(queue, copy, at->values, bytes);
         pthread_mutex_lock(&queue->mutex);
-        at->values = copy;
-        at->state = COPIED;
-        unread_drop(queue);
+        if (status == TR_OK) {
+            at->values = copy;
+            at->state = COPIED;
+            unread_drop(queue);
+        } else { /* its encoder will meet the same failure, and tells */
+            queue->pool_used -= bytes;
+            at->state = LISTED;
+        }
         pthread_cond_broadcast(&queue->copied);
+        if (status != TR_OK)
+            break;
     }
     for (int64_t i = queue->next; i < queue->num_chunks; i++)
         if (queue->chunks[i].state == LISTED)

@@ -5,7 +5,8 @@
  * for is waited for. From then on the values are the owner's again, and what is written is the state at the queue's making.
  *
  * Where the owner will do that, a chunk is taken by copying it into the encoder's buffer, so that reading in place is short and the owner never waits for an encoder that is
- * compressing or writing. One owner, any number of encoders; nobody spins, and nothing is allocated after the making. */
+ * compressing or writing. Values that lie where the host cannot read them (a device's memory) are fetched by a function that is handed in, into the encoder's buffer or
+ * the pool. One owner, any number of encoders; nobody spins, and nothing is allocated after the making. */
 #ifndef TR_IO_CHUNK_QUEUE_H
 #define TR_IO_CHUNK_QUEUE_H
 
@@ -18,6 +19,10 @@ tr_chunk_queue *tr_chunk_queue_create(const tr_shard_part *parts, int num_parts,
 void tr_chunk_queue_destroy(tr_chunk_queue *queue);
 /* Before the first take: the owner will call preserve, which may copy `bytes` (0: none) to `pool`. */
 void tr_chunk_queue_set_pool(tr_chunk_queue *queue, void *pool, size_t bytes);
+/* Copies values to host memory; encoders and the owner call it, at the same time too. */
+typedef tr_status (*tr_chunk_fetch)(void *context, void *host, const float *values, size_t bytes);
+/* Before the first take: how values are read; without it they lie in host memory. */
+void tr_chunk_queue_set_fetch(tr_chunk_queue *queue, tr_chunk_fetch fetch, void *context);
 
 const tr_shard_part *tr_chunk_queue_get_parts(const tr_chunk_queue *queue, int *num_parts);
 int tr_chunk_queue_get_chunk_bytes(const tr_chunk_queue *queue);
@@ -36,8 +41,9 @@ typedef struct tr_shard_chunk {
 
 /* Whether a take needs a buffer, of chunk_bytes. */
 bool tr_chunk_queue_needs_buffer(const tr_chunk_queue *queue);
-/* The next chunk; false when there is none, or when the queue was stopped. */
-bool tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *chunk);
+/* The next chunk; *taken is false when there is none, or when the queue was stopped. Fails as the fetch does. */
+tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *chunk,
+                              bool *taken);
 /* Any thread: nothing is handed out from here on. */
 void tr_chunk_queue_stop(tr_chunk_queue *queue);
 bool tr_chunk_queue_is_stopped(tr_chunk_queue *queue);

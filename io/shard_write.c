@@ -106,33 +106,47 @@ static void turn_end(writer *w, bool failed)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* TR_OK also when another encoder failed, who tells. */
+/* Encodes a chunk, waits for its turn, and appends it. *given_up: another encoder failed, who tells. */
+static tr_status chunk_write(encoder *e, const tr_shard_chunk *chunk, bool *given_up)
+{
+    writer *w = e->w;
+    const void *bytes = NULL;
+    size_t size = 0;
+    tr_trace_lane_switch(w->trace, e->lane, "encode", chunk->index,
+                         (int64_t)(chunk->num_values * sizeof(float)));
+    tr_status status = chunk_encode(e, chunk, &bytes, &size);
+    tr_trace_lane_switch(w->trace, e->lane, NULL, -1, -1);
+    TR_TRY(status);
+    *given_up = !turn_await(w, chunk->index);
+    if (*given_up)
+        return TR_OK;
+    le_put(w->chunk_rows + (size_t)chunk->index * SHARD_CHUNK_BYTES + CHUNK_OFFSET,
+           (uint64_t)w->offset, 8);
+    tr_trace_lane_switch(w->trace, e->lane, "write", chunk->index, (int64_t)size);
+    status = append(w, bytes, size);
+    tr_trace_lane_switch(w->trace, e->lane, NULL, -1, -1);
+    return status;
+}
+
+/* TR_OK also when another encoder failed. */
 static tr_status chunks_write(void *context)
 {
     encoder *e = context;
-    writer *w = e->w;
     tr_shard_chunk chunk;
     tr_status status = TR_OK;
-    while (status == TR_OK && tr_chunk_queue_take(w->queue, e->values, &chunk)) {
-        const void *bytes = NULL;
-        size_t size = 0;
-        tr_trace_lane_switch(w->trace, e->lane, "encode", chunk.index,
-                             (int64_t)(chunk.num_values * sizeof(float)));
-        status = chunk_encode(e, &chunk, &bytes, &size);
-        tr_trace_lane_switch(w->trace, e->lane, NULL, -1, -1);
-        if (status == TR_OK) {
-            if (!turn_await(w, chunk.index))
-                break;
-            le_put(w->chunk_rows + (size_t)chunk.index * SHARD_CHUNK_BYTES + CHUNK_OFFSET,
-                   (uint64_t)w->offset, 8);
-            tr_trace_lane_switch(w->trace, e->lane, "write", chunk.index, (int64_t)size);
-            status = append(w, bytes, size);
-            tr_trace_lane_switch(w->trace, e->lane, NULL, -1, -1);
-        }
-        turn_end(w, status != TR_OK);
+    while (status == TR_OK) {
+        bool taken, given_up = false;
+        status = tr_chunk_queue_take(e->w->queue, e->values, &chunk, &taken);
+        if (status == TR_OK && !taken)
+            break;
+        if (status == TR_OK)
+            status = chunk_write(e, &chunk, &given_up);
+        if (given_up)
+            break;
+        turn_end(e->w, status != TR_OK);
     }
     if (status != TR_OK)
-        tr_chunk_queue_stop(w->queue);
+        tr_chunk_queue_stop(e->w->queue);
     return status;
 }
 

@@ -32,6 +32,15 @@ static const tr_shard_part *parts_make(void)
     return parts;
 }
 
+static void expect_no_more(tr_chunk_queue *queue)
+{
+    float buffer[CHUNK / 4];
+    tr_shard_chunk chunk;
+    bool taken = true;
+    assert_int_equal(tr_chunk_queue_take(queue, buffer, &chunk, &taken), TR_OK);
+    assert_false(taken);
+}
+
 static void values_spoil(void)
 {
     for (int i = 0; i < COUNT; i++)
@@ -46,7 +55,9 @@ static void expect_taken(tr_chunk_queue *queue, int first, int count)
         tr_shard_chunk chunk;
         int at = i < 7 ? 100 * i : FIRST + 100 * (i - 7);
         int end = i == 6 ? FIRST : i == 10 ? COUNT : at + 100;
-        assert_true(tr_chunk_queue_take(queue, buffer, &chunk));
+        bool taken = false;
+        assert_int_equal(tr_chunk_queue_take(queue, buffer, &chunk, &taken), TR_OK);
+        assert_true(taken);
         assert_int_equal(chunk.index, i);
         assert_int_equal(chunk.part->tensor, i >= 7);
         assert_int_equal(chunk.num_values, end - at);
@@ -59,11 +70,10 @@ static void test_in_order_and_whole(void **state)
 {
     (void)state;
     tr_chunk_queue *queue = tr_chunk_queue_create(parts_make(), 2, CHUNK);
-    tr_shard_chunk chunk;
     assert_int_equal(tr_chunk_queue_count(queue), NUM_CHUNKS);
     assert_false(tr_chunk_queue_needs_buffer(queue));
     expect_taken(queue, 0, NUM_CHUNKS);
-    assert_false(tr_chunk_queue_take(queue, NULL, &chunk));
+    expect_no_more(queue);
     tr_chunk_queue_destroy(queue);
 }
 
@@ -125,8 +135,6 @@ static void test_without_a_pool_all_is_waited_for(void **state)
 static void test_stopped(void **state)
 {
     (void)state;
-    float buffer[CHUNK / 4];
-    tr_shard_chunk chunk;
     tr_chunk_queue *queue = tr_chunk_queue_create(parts_make(), 2, CHUNK);
     tr_chunk_queue_set_pool(queue, NULL, 0);
     expect_taken(queue, 0, 2);
@@ -134,8 +142,90 @@ static void test_stopped(void **state)
     tr_chunk_queue_stop(queue);
     assert_true(tr_chunk_queue_is_stopped(queue));
     assert_true(tr_chunk_queue_preserve(queue, 0)); /* nobody will read the rest */
-    assert_false(tr_chunk_queue_take(queue, buffer, &chunk));
+    expect_no_more(queue);
     tr_chunk_queue_destroy(queue);
+}
+
+/* ---- values that the host cannot read ---- */
+
+/* The values as a device would have them: what lies there is not what is meant. */
+typedef struct sealed {
+    float values[COUNT];
+    atomic_int num_left; /* fetches that succeed */
+} sealed;
+
+static tr_status unseal(void *context, void *host, const float *from, size_t bytes)
+{
+    sealed *s = context;
+    if (atomic_fetch_sub(&s->num_left, 1) <= 0)
+        return tr_fail(TR_ERR_MEMORY, "the device is gone");
+    for (size_t i = 0; i < bytes / sizeof(float); i++)
+        ((float *)host)[i] = -1 - from[i];
+    return TR_OK;
+}
+
+static tr_chunk_queue *sealed_queue(sealed *s, int num_fetches)
+{
+    static tr_shard_part parts[2];
+    memcpy(parts, parts_make(), sizeof parts);
+    for (int i = 0; i < COUNT; i++)
+        s->values[i] = -1 - values[i];
+    s->num_left = num_fetches;
+    parts[0].values = s->values;
+    parts[1].values = s->values + FIRST;
+    tr_chunk_queue *queue = tr_chunk_queue_create(parts, 2, CHUNK);
+    tr_chunk_queue_set_fetch(queue, unseal, s);
+    return queue;
+}
+
+static void test_fetched(void **state)
+{
+    (void)state;
+    static float pool[COUNT];
+    static sealed s;
+    tr_chunk_queue *queue = sealed_queue(&s, NUM_CHUNKS);
+    assert_true(tr_chunk_queue_needs_buffer(queue));
+    expect_taken(queue, 0, NUM_CHUNKS);
+    expect_no_more(queue);
+    tr_chunk_queue_destroy(queue);
+    /* Some through the pool, before they change. */
+    queue = sealed_queue(&s, NUM_CHUNKS);
+    tr_chunk_queue_set_pool(queue, pool, sizeof pool);
+    expect_taken(queue, 0, 3);
+    assert_true(tr_chunk_queue_preserve(queue, 0));
+    memset(s.values, 0, sizeof s.values);
+    expect_taken(queue, 3, NUM_CHUNKS - 3);
+    tr_chunk_queue_destroy(queue);
+}
+
+/* The failure is the encoders'; what the owner could not copy is still to be read. */
+static void test_a_fetch_that_fails(void **state)
+{
+    (void)state;
+    static float pool[COUNT], buffer[CHUNK / 4];
+    static sealed s;
+    tr_shard_chunk chunk;
+    bool taken;
+    tr_chunk_queue *queue = sealed_queue(&s, 4);
+    tr_chunk_queue_set_pool(queue, pool, sizeof pool);
+    expect_taken(queue, 0, 2);
+    assert_false(tr_chunk_queue_preserve(queue, 0)); /* two chunks are copied */
+    assert_int_equal(tr_chunk_queue_take(queue, buffer, &chunk, &taken), TR_ERR_MEMORY);
+    assert_string_equal(tr_error_message(), "the device is gone");
+    tr_chunk_queue_stop(queue);
+    assert_true(tr_chunk_queue_preserve(queue, 0));
+    tr_chunk_queue_destroy(queue);
+    tr_shard_summary summary;
+    const char *path = scratch_path("shard-00004.bin");
+    for (int encoders = 1; encoders <= 3; encoders++)
+        for (int fetches = 0; fetches < NUM_CHUNKS; fetches += 3) {
+            queue = sealed_queue(&s, fetches);
+            assert_int_equal(tr_shard_write_queue(path, queue, 1, encoders, NULL, &summary),
+                             TR_ERR_MEMORY);
+            assert_string_equal(tr_error_message(), "the device is gone");
+            assert_false(scratch_exists(path));
+            tr_chunk_queue_destroy(queue);
+        }
 }
 
 /* ---- whole files ---- */
@@ -242,6 +332,8 @@ int main(void)
         cmocka_unit_test(test_what_fits_is_copied),
         cmocka_unit_test(test_without_a_pool_all_is_waited_for),
         cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_fetched),
+        cmocka_unit_test(test_a_fetch_that_fails),
         cmocka_unit_test(test_files_do_not_depend_on_encoders_or_changes),
         cmocka_unit_test(test_values_that_are_not_finite),
         cmocka_unit_test(test_a_stopped_file_is_removed),
