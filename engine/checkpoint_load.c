@@ -223,10 +223,10 @@ static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
         tr_log_info("weights taken from %s", path);
     else
         tr_log_info("resumed from %s, after step %" PRId64, path, manifest->step);
-    if (strcmp(manifest->numerics, tr_cpu_device_numerics()) != 0)
+    if (strcmp(manifest->numerics, run->device->numerics) != 0)
         tr_log_info("it was saved with other arithmetic (%s; here %s): the run goes on within "
                     "rounding, not bit for bit",
-                    manifest->numerics, tr_cpu_device_numerics());
+                    manifest->numerics, run->device->numerics);
     counts_print(&run->loaded);
     tr_config_init(&recorded);
     if (tr_config_read_text(&recorded, path, manifest->config, strlen(manifest->config)) == TR_OK)

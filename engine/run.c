@@ -8,6 +8,7 @@
 #include "base/philox.h"
 #include "engine/memory_fit.h"
 #include "engine/peak.h"
+#include "kernels/device_host.h"
 
 static tr_status int_reduce(tr_run *run, int64_t *values, int count, tr_int_op op)
 {
@@ -123,16 +124,22 @@ static tr_status node_group_create(tr_run *run)
     return TR_OK;
 }
 
-static tr_status groups_create(tr_run *run)
+/* What ranks agree with, before there is a device. */
+static tr_status host_groups_create(tr_run *run)
+{
+    TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, &run->all));
+    return node_group_create(run);
+}
+
+/* What exchanges tensors. */
+static tr_status tensor_groups_create(tr_run *run)
 {
     const tr_mesh *mesh = &run->mesh;
-    TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, &run->all));
     TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &run->tensor));
     TR_TRY(axis_groups_create(run, "kv", tr_kv_sharers(&run->cfg, mesh->tensor_size), key_kv,
                               &run->kv));
     TR_TRY(data_groups_create(run));
-    TR_TRY(axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline));
-    return node_group_create(run);
+    return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline);
 }
 
 /* ---- memory ---- */
@@ -191,9 +198,10 @@ static tr_status memory_create(tr_run *run)
 
 /* ---- initial weights ---- */
 
-/* Fills this rank's interval of an item's master. Element e of the local cut is element (row_begin + e / cols, col_begin + e % cols) of the global tensor, whose number is
+/* Fills this rank's interval of an item's master, row by row; values: room for a row. Element e of the local cut is element (row_begin + e / cols, col_begin + e % cols) of the global tensor, whose number is
  * the random counter; rows of padding are zero. */
-static void master_init(const tr_run *run, const tr_local_param *item)
+static tr_status master_init(const tr_run *run, const tr_local_param *item,
+                             tr_device_writer *writer, float *values)
 {
     const tr_param *param = item->param;
     float *master = run->stage.master + item->state_offset;
@@ -203,16 +211,35 @@ static void master_init(const tr_run *run, const tr_local_param *item)
         int64_t count = item->cols - col;
         if (count > item->state_end - e)
             count = item->state_end - e;
-        float *dst = master + (e - item->state_begin);
         uint64_t first =
             (uint64_t)((item->row_begin + row) * param->shape[1] + item->col_begin + col);
         if (row < item->valid_rows && param->init == TR_INIT_NORMAL)
-            tr_philox_normal_fill(key, first, first + (uint64_t)count, param->init_std, dst);
+            tr_philox_normal_fill(key, first, first + (uint64_t)count, param->init_std, values);
         else
             for (int64_t i = 0; i < count; i++)
-                dst[i] = row < item->valid_rows && param->init == TR_INIT_ONES ? 1.0f : 0.0f;
+                values[i] = row < item->valid_rows && param->init == TR_INIT_ONES ? 1.0f : 0.0f;
+        TR_TRY(tr_device_writer_add(writer, master + (e - item->state_begin), values,
+                                    (size_t)count * sizeof(float)));
         e += count;
     }
+    return TR_OK;
+}
+
+static tr_status masters_init(tr_run *run)
+{
+    const tr_local_params *local = &run->stage.local;
+    tr_device_writer writer;
+    int64_t widest = 1;
+    for (int i = 0; i < local->num_items; i++)
+        widest = local->items[i].cols > widest ? local->items[i].cols : widest;
+    float *values = TR_NEW_ARRAY(float, (size_t)widest);
+    tr_status status = tr_device_writer_begin(&writer, run->device);
+    for (int i = 0; i < local->num_items && status == TR_OK; i++)
+        if (local->items[i].param->tied_to < 0)
+            status = master_init(run, &local->items[i], &writer, values);
+    tr_status end = tr_device_writer_end(&writer);
+    tr_free(values);
+    return status != TR_OK ? status : end;
 }
 
 tr_status tr_run_params_changed(tr_run *run)
@@ -275,13 +302,12 @@ static tr_status world_create(tr_run *run, MPI_Comm comm)
         return tr_fail(TR_ERR_SETTINGS, "the run has %d ranks, its settings were resolved for %lld",
                        size, (long long)run->cfg.derived.num_ranks);
     run->mesh = tr_config_mesh(&run->cfg, tr_world_rank(run->world));
-    return groups_create(run);
+    return host_groups_create(run);
 }
 
 static tr_status device_create(tr_run *run)
 {
-    TR_TRY(tr_cpu_device_create(
-        &run->device, tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world))));
+    TR_TRY(tr_run_device_create(run));
     if (run->callbacks.device != NULL)
         run->callbacks.device(run->callbacks.context, run->device);
     run->flops_per_token = tr_model_flops_per_token(&run->cfg);
@@ -309,9 +335,7 @@ static tr_status stage_create(tr_run *run)
     if (run->stage.trace.capacity > 0)
         tr_world_set_trace(run->world, &run->stage.trace);
     tr_scaler_init(&run->scaler, &run->cfg);
-    for (int i = 0; i < run->stage.local.num_items; i++)
-        if (run->stage.local.items[i].param->tied_to < 0)
-            master_init(run, &run->stage.local.items[i]);
+    TR_TRY(masters_init(run));
     return tr_optimizer_spread(&run->optimizer);
 }
 
@@ -330,6 +354,7 @@ tr_status tr_run_open(tr_run **out, const tr_config *cfg, MPI_Comm comm,
     TR_TRY_GOTO(status, tr_run_compare_data(run), fail);
     TR_TRY_GOTO(status, device_create(run), fail);
     TR_TRY_GOTO(status, tr_run_compare_numerics(run), fail);
+    TR_TRY_GOTO(status, tensor_groups_create(run), fail);
     TR_TRY_GOTO(status, stage_create(run), fail);
     *out = run;
     return TR_OK;

@@ -73,6 +73,9 @@ tr_status tr_run_compare_numerics(tr_run *run);
 /* Opens data.train at the run's data position (a second call closes the first). */
 tr_status tr_run_feed_open(tr_run *run);
 
+/* Collective (device_choice.c): makes the device that device.kind asks for; all ranks compute on one kind. */
+tr_status tr_run_device_create(tr_run *run);
+
 /* Fills the planned bytes of a rank by building its stage on counting arenas, and what it will send in a step (traffic may be NULL). Pure. */
 tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
                        size_t bytes[TR_MEM_NUM], tr_traffic *traffic);

@@ -225,9 +225,9 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
                               mesh->pipeline_size, stage->num_chunks, num_microbatches));
     tr_param_table_init(&stage->table, cfg);
     tr_local_params_init(&stage->local, &stage->table, cfg, mesh);
-    tr_model_init(&stage->model, cfg, mesh, device, mesh->pipeline == cfg->derived.head_stage,
-                  &arenas[TR_MEM_COMMUNICATION], &arenas[TR_MEM_ACTIVATIONS],
-                  &arenas[TR_MEM_WORKSPACE]);
+    TR_TRY(tr_model_init(&stage->model, cfg, mesh, device,
+                         mesh->pipeline == cfg->derived.head_stage, &arenas[TR_MEM_COMMUNICATION],
+                         &arenas[TR_MEM_ACTIVATIONS], &arenas[TR_MEM_WORKSPACE]));
     state_init(stage);
     weights_init(stage);
     tr_gradients_init(&stage->gradients, &stage->local, cfg, mesh, device,
@@ -239,7 +239,10 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     chunks_init(stage);
     transfers_init(stage);
     workspace_init(stage);
-    tr_trace_layout(&stage->trace, cfg, mesh, &arenas[TR_MEM_WORKSPACE]);
+    tr_arena *host = &arenas[device->unified ? TR_MEM_WORKSPACE : TR_MEM_SNAPSHOT];
+    tr_upload_init(&stage->upload, &stage->model, num_microbatches, &arenas[TR_MEM_WORKSPACE],
+                   host);
+    tr_trace_layout(&stage->trace, cfg, mesh, host);
     return TR_OK;
 }
 
@@ -267,6 +270,7 @@ void tr_stage_clear(tr_stage *stage)
     tr_free(stage->slots);
     tr_free(stage->heads);
     tr_free(stage->head_of);
+    tr_upload_clear(&stage->upload);
     tr_gradients_clear(&stage->gradients);
     tr_weights_clear(&stage->weights);
     tr_model_clear(&stage->model);
@@ -315,6 +319,7 @@ tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
     tr_bucket_reducer_connect(&stage->gradients.reducer, &groups->data);
     stage->weights.gather.group = groups->data.shard;
     stage->tied.pipeline = groups->pipeline;
+    TR_TRY(tr_upload_connect(&stage->upload));
     const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
                                    groups->pipeline, stage->device, transfer_bytes(stage),

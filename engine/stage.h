@@ -8,6 +8,7 @@
 #include "base/trace_ring.h"
 #include "engine/gradients.h"
 #include "engine/model/model.h"
+#include "engine/upload.h"
 #include "engine/weights.h"
 #include "parallel/pipeline_exec.h"
 
@@ -65,6 +66,7 @@ typedef struct tr_stage {
     tr_pipeline_exec *train_exec, *eval_exec; /* after tr_stage_connect */
     tr_group *
         progress; /* any group: between units of work, what was posted on all is moved on; NULL with one rank */
+    tr_upload upload;
     tr_trace_ring trace;
     /* of the current pass */
     const tr_microbatch *microbatches; /* [M of this rank] */

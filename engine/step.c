@@ -18,16 +18,6 @@ enum {
     SUM_COUNT
 };
 
-static void microbatches_point(tr_run *run, const int32_t *tokens, const int32_t *labels,
-                               const uint64_t *samples)
-{
-    const tr_model *model = &run->stage.model;
-    for (int m = 0; m < run->num_microbatches; m++)
-        run->microbatches[m] = (tr_microbatch){.tokens = tokens + m * model->R,
-                                               .labels = labels + m * model->R,
-                                               .samples = samples + m * model->B};
-}
-
 static tr_status batch_get(tr_run *run, bool training, uint64_t first_sample, tr_metrics *metrics,
                            double *wait)
 {
@@ -36,18 +26,18 @@ static tr_status batch_get(tr_run *run, bool training, uint64_t first_sample, tr
         tr_run_batch batch = {0};
         TR_TRY(run->callbacks.batch(run->callbacks.context, training ? run->step : -1, first_sample,
                                     run->microbatch_numbers, run->num_microbatches, &batch));
-        microbatches_point(run, batch.tokens, batch.labels, batch.samples);
-        return TR_OK;
+        return tr_upload_make(&run->stage.upload, batch.tokens, batch.labels, batch.samples,
+                              run->num_microbatches, run->microbatches);
     }
     tr_batch batch;
     TR_TRY(tr_feed_next(training ? run->train_feed : run->valid_feed, &batch));
-    microbatches_point(run, batch.tokens, batch.labels, batch.samples);
     *wait = batch.wait_s;
     if (metrics != NULL) {
         metrics->first_epoch = batch.first_epoch;
         metrics->last_epoch = batch.last_epoch;
     }
-    return TR_OK;
+    return tr_upload_make(&run->stage.upload, batch.tokens, batch.labels, batch.samples,
+                          run->num_microbatches, run->microbatches);
 }
 
 /* The losses of a microbatch are the same on all tensor ranks: one of them counts. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "kernels/device_host.h"
 
 int tr_run_num_params(const tr_run *run)
 {
@@ -94,9 +95,10 @@ tr_status tr_run_param_get(tr_run *run, int index, tr_tensor_kind kind, float *v
         if (item != NULL && item->counted && item->shard_end > item->shard_begin) {
             size_t count = (size_t)(item->shard_end - item->shard_begin);
             if (r == run->mesh.rank)
-                memcpy(part, kind_values(run, item_of_row(&run->stage.local, row), kind),
-                       count * sizeof(float));
-            if (run->all != NULL)
+                status = tr_device_read(run->device, part,
+                                        kind_values(run, item_of_row(&run->stage.local, row), kind),
+                                        count * sizeof(float));
+            if (status == TR_OK && run->all != NULL)
                 status = tr_group_broadcast(run->all, r, part, count * sizeof(float));
             if (status == TR_OK)
                 interval_copy(item, item->shard_begin, item->shard_end, part, values, true);
@@ -118,29 +120,32 @@ tr_status tr_run_param_set(tr_run *run, int index, tr_tensor_kind kind, const fl
         return TR_OK;
     TR_ASSERT(kind != TR_TENSOR_GRAD);
     tr_save_preserve_here(run);
-    float *part = kind_values(run, item, kind) - (item->shard_begin - item->state_begin);
+    float *held = kind_values(run, item, kind) - (item->shard_begin - item->state_begin);
+    size_t bytes = (size_t)tr_local_param_held(item) * sizeof(float);
+    float *part = tr_alloc(1, bytes); /* rows of padding stay zero */
     interval_copy(item, item->state_begin, item->state_end, part, (float *)(uintptr_t)values,
                   false);
-    return TR_OK;
+    tr_status status = tr_device_write(run->device, held, part, bytes);
+    tr_free(part);
+    return status;
 }
 
 /* ---- logits ---- */
 
-static void row_widen(const tr_model *model, const void *logits, int64_t row, float *values)
+/* Row `row` of the device's logits. */
+static tr_status row_read(const tr_model *model, const void *logits, int64_t row, float *values)
 {
-    for (int64_t v = 0; v < model->vocab_valid; v++) {
-        int64_t i = row * model->V + v;
-        switch (model->dtype) {
-        case TR_BF16:
-            values[v] = tr_f32_from_bf16(((const uint16_t *)logits)[i]);
-            break;
-        case TR_F16:
-            values[v] = tr_f32_from_f16(((const uint16_t *)logits)[i]);
-            break;
-        default:
-            values[v] = ((const float *)logits)[i];
-        }
-    }
+    size_t row_bytes = (size_t)model->V * model->item;
+    void *read = tr_alloc(1, row_bytes);
+    tr_status status =
+        tr_device_read(model->device, read, (const char *)logits + (size_t)row * row_bytes,
+                       (size_t)model->vocab_valid * model->item);
+    for (int64_t v = 0; v < model->vocab_valid && status == TR_OK; v++)
+        values[v] = model->dtype == TR_BF16  ? tr_f32_from_bf16(((const uint16_t *)read)[v])
+                    : model->dtype == TR_F16 ? tr_f32_from_f16(((const uint16_t *)read)[v])
+                                             : ((const float *)read)[v];
+    tr_free(read);
+    return status;
 }
 
 /* Runs the microbatch forward as the first of an evaluation pass on every data rank. */
@@ -151,9 +156,12 @@ static tr_status forward_run(tr_run *run, const int32_t *tokens)
     uint64_t *samples = TR_NEW_ARRAY(uint64_t, (size_t)model->B);
     for (int64_t r = 0; r < model->R; r++)
         labels[r] = -1;
-    for (int m = 0; m < run->num_microbatches; m++)
-        run->microbatches[m] = (tr_microbatch){tokens, labels, samples};
-    tr_status status = tr_stage_evaluate(&run->stage, run->microbatches);
+    tr_status status =
+        tr_upload_make(&run->stage.upload, tokens, labels, samples, 1, run->microbatches);
+    for (int m = 1; m < run->num_microbatches; m++)
+        run->microbatches[m] = run->microbatches[0];
+    if (status == TR_OK)
+        status = tr_stage_evaluate(&run->stage, run->microbatches);
     tr_free(labels);
     tr_free(samples);
     return status;
@@ -173,9 +181,10 @@ static tr_status rows_share(tr_run *run, int64_t first, int64_t count, float *va
         if (valid <= 0)
             break;
         if (root == run->mesh.rank)
-            for (int64_t r = 0; r < count; r++)
-                row_widen(model, run->stage.heads[0].saved.logits, first + r, part + r * valid);
-        if (run->all != NULL)
+            for (int64_t r = 0; r < count && status == TR_OK; r++)
+                status =
+                    row_read(model, run->stage.heads[0].saved.logits, first + r, part + r * valid);
+        if (status == TR_OK && run->all != NULL)
             status =
                 tr_group_broadcast(run->all, root, part, (size_t)(count * valid) * sizeof(float));
         for (int64_t r = 0; r < count && status == TR_OK; r++)

@@ -79,6 +79,8 @@ int64_t tr_run_steps_done(const tr_run *run);
 const tr_config *tr_run_config(const tr_run *run); /* with reduction order and leaves as resolved */
 /* This rank's planned bytes by category ([TR_MEM_NUM]); equal to what is allocated. Not collective. */
 const size_t *tr_run_memory(const tr_run *run);
+/* What fixes the bits of its arithmetic: kind of device, instruction set or architecture, libraries. Lives as long as the run. */
+const char *tr_run_device_numerics(const tr_run *run);
 
 /* Global tensors, for comparison, checkpoints' tests and import. */
 typedef enum tr_tensor_kind {

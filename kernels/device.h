@@ -42,6 +42,8 @@ typedef struct tr_device_event tr_device_event;
 struct tr_device {
     tr_device_kind kind;
     bool unified; /* the host may read and write TR_MEMORY_DEVICE (the CPU) */
+    /* Text that names what fixes the device's bits: its kind, instruction set or architecture, libraries and their versions. Lives as long as the device. */
+    const char *numerics;
     const tr_ops *ops;
     /* Scratch bytes that operations up to these sizes need (pure; counts, allocates nothing). */
     size_t (*workspace_bytes)(const tr_device *device, const tr_workspace_need *need);

@@ -97,7 +97,7 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
     tr_log_info("trine: %s, %lld parameters, %s, %lld layers, hidden %lld, on %s", cfg->run.name,
                 (long long)table.num_elements, tr_dtype_name(cfg->train.precision),
                 (long long)cfg->model.layers, (long long)cfg->model.hidden,
-                tr_cpu_device_numerics());
+                tr_run_device_numerics(run));
     tr_param_table_clear(&table);
     char *order = tr_config_get(cfg, "train.reduction_order"), slices[48] = "";
     if (cfg->derived.tensor_slices > 0)

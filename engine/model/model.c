@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "engine/model/linear.h"
 #include "engine/model/row_sums.h"
+#include "kernels/device_host.h"
 #include "kernels/rope_table.h"
 
 static void *rows_alloc(const tr_model *model, tr_arena *arena, int64_t rows, int64_t cols)
@@ -193,8 +194,19 @@ static void scratch_init(tr_model *model, bool has_head, tr_arena *arena)
     }
 }
 
-void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
-                   bool has_head, tr_arena *comm, tr_arena *activations, tr_arena *workspace)
+static tr_status rope_table_write(const tr_model *model, float *table)
+{
+    size_t count = (size_t)(model->T * model->D);
+    float *values = TR_NEW_ARRAY(float, count);
+    tr_rope_table_fill(model->cfg->model.rope_theta, model->D, model->T, NULL, values);
+    tr_status status = tr_device_write(model->device, table, values, count * sizeof(float));
+    tr_free(values);
+    return status;
+}
+
+tr_status tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh,
+                        tr_device *device, bool has_head, tr_arena *comm, tr_arena *activations,
+                        tr_arena *workspace)
 {
     *model = (tr_model){.cfg = cfg, .device = device};
     dimensions_init(model, cfg, mesh);
@@ -219,10 +231,11 @@ void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, t
         model->scratch.statistics = floats_alloc(workspace, model->slices * 2 * model->R);
     if (cfg->model.position == TR_POSITION_ROPE) {
         float *table = floats_alloc(workspace, model->T * model->D);
-        if (!workspace->counting)
-            tr_rope_table_fill(cfg->model.rope_theta, model->D, model->T, NULL, table);
         model->rope = table;
+        if (!workspace->counting)
+            TR_TRY(rope_table_write(model, table));
     }
+    return TR_OK;
 }
 
 void tr_model_clear(tr_model *model)

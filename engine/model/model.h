@@ -143,8 +143,9 @@ typedef struct tr_model {
 } tr_model;
 
 /* Fills dimensions and lays out scratch: activations' scratch in `activations`, rope in `workspace`. weights is allocated here; its entries are the caller's to set. */
-void tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
-                   bool has_head, tr_arena *comm, tr_arena *activations, tr_arena *workspace);
+tr_status tr_model_init(tr_model *model, const tr_config *cfg, const tr_mesh *mesh,
+                        tr_device *device, bool has_head, tr_arena *comm, tr_arena *activations,
+                        tr_arena *workspace);
 void tr_model_clear(tr_model *model);
 /* Bytes of a block's saved set laid out in `arena` under the configuration's recompute setting. */
 void tr_block_saved_init(const tr_model *model, tr_block_saved *saved, tr_arena *arena);

@@ -187,6 +187,7 @@ tr_status tr_cpu_device_create(tr_device **out, int num_threads)
     tr_cpu_device *device = TR_NEW(tr_cpu_device);
     device->base = (tr_device){.kind = TR_DEVICE_CPU,
                                .unified = true,
+                               .numerics = tr_cpu_device_numerics(),
                                .ops = &device->ops,
                                .workspace_bytes = workspace_bytes,
                                .workspace_set = workspace_set,
