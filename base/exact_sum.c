@@ -175,6 +175,14 @@ void tr_fixed_sum_to_limbs(const tr_fixed_sum *sum, int64_t limbs[TR_FIXED_SUM_L
     limbs[4] = sum->not_finite;
 }
 
+void tr_fixed_sum_limbs_carry(int64_t limbs[TR_FIXED_SUM_LIMBS])
+{
+    digits_normalise(limbs, TR_FIXED_SUM_LIMBS - 1);
+    int64_t top = limbs[TR_FIXED_SUM_LIMBS - 2];
+    limbs[TR_FIXED_SUM_LIMBS - 1] =
+        limbs[TR_FIXED_SUM_LIMBS - 1] != 0 || top < INT32_MIN || top > INT32_MAX;
+}
+
 double tr_fixed_sum_from_limbs(const int64_t limbs[TR_FIXED_SUM_LIMBS], bool *finite)
 {
     *finite = limbs[4] == 0;

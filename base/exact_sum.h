@@ -63,6 +63,8 @@ void tr_fixed_sum_init(tr_fixed_sum *sum);
 void tr_fixed_sum_add(tr_fixed_sum *sum, double value);
 void tr_fixed_sum_merge(tr_fixed_sum *dst, const tr_fixed_sum *src);
 void tr_fixed_sum_to_limbs(const tr_fixed_sum *sum, int64_t limbs[TR_FIXED_SUM_LIMBS]);
+/* Makes limbs that were added up those of one sum again: digits, and 0 or 1. A sum that has overflown counts as not finite. */
+void tr_fixed_sum_limbs_carry(int64_t limbs[TR_FIXED_SUM_LIMBS]);
 /* As tr_square_sum_from_limbs. */
 double tr_fixed_sum_from_limbs(const int64_t limbs[TR_FIXED_SUM_LIMBS], bool *finite);
 

@@ -207,6 +207,8 @@ static void workspace_init(tr_stage *stage)
                               .K = model->K,
                               .D = model->D,
                               .max_matmul = widest};
+    stage->loss =
+        tr_arena_alloc(&stage->arenas[TR_MEM_WORKSPACE], TR_LOSS_SUM_LIMBS * sizeof *stage->loss);
     size_t bytes = stage->device->workspace_bytes(stage->device, &need);
     void *memory = tr_arena_alloc(&stage->arenas[TR_MEM_WORKSPACE], bytes);
     if (!stage->arenas[TR_MEM_WORKSPACE].counting)

@@ -70,7 +70,8 @@ typedef struct tr_stage {
     tr_trace_ring trace;
     /* of the current pass */
     const tr_microbatch *microbatches; /* [M of this rank] */
-    tr_loss loss;
+    int64_t *
+        loss; /* [TR_LOSS_SUM_LIMBS] of the device: the losses and tokens since tr_stage_loss_reset */
     int written_unit, written_microbatch; /* whose weight gradients are being written */
     float grad_scale; /* what the sum of losses is multiplied by before backward */
 } tr_stage;
@@ -95,10 +96,12 @@ static inline tr_chunk *tr_stage_chunk(const tr_stage *stage, int number)
     return &stage->chunks[tr_chunk_local(stage->mesh.pipeline_size, number)];
 }
 
-/* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and the loss of this rank in stage->loss. */
+/* Sets the sum of losses to zero; before a step, and before the first pass of an evaluation. */
+tr_status tr_stage_loss_reset(tr_stage *stage);
+/* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and adds the losses of this rank to stage->loss. */
 tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
                          float grad_scale);
-/* Forward only, dropout off; stage->loss. */
+/* Forward only, dropout off; adds to stage->loss. */
 tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches);
 
 #endif

@@ -56,7 +56,7 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
         return TR_OK;
     TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_HEAD));
     begin = tr_trace_now(&stage->trace);
-    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, &stage->loss));
+    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, stage->loss));
     return unit_done(stage, "head", -1, begin);
 }
 
@@ -242,10 +242,10 @@ tr_stage_functions tr_stage_pass_functions(tr_stage *stage)
                                 .backward_weight = stage_backward_weight};
 }
 
-static void loss_reset(tr_stage *stage)
+tr_status tr_stage_loss_reset(tr_stage *stage)
 {
-    tr_fixed_sum_init(&stage->loss.sum);
-    stage->loss.num_tokens = 0;
+    return stage->device->ops->fill_zero(stage->device, stage->loss,
+                                         TR_LOSS_SUM_LIMBS * (int64_t)sizeof *stage->loss);
 }
 
 tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
@@ -255,7 +255,6 @@ tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int
     stage->model.step = step;
     stage->model.training = true;
     stage->grad_scale = grad_scale;
-    loss_reset(stage);
     double begin = tr_trace_now(&stage->trace);
     TR_TRY(tr_weights_pass_begin(&stage->weights, true));
     tr_trace_part(&stage->trace, "begin weights", begin);
@@ -272,7 +271,6 @@ tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches)
 {
     stage->microbatches = microbatches;
     stage->model.training = false;
-    loss_reset(stage);
     TR_TRY(tr_weights_pass_begin(&stage->weights, false));
     TR_TRY(tr_pipeline_exec_run(stage->eval_exec));
     return tr_weights_pass_end(&stage->weights);

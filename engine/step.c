@@ -41,13 +41,13 @@ static tr_status batch_get(tr_run *run, bool training, uint64_t first_sample, tr
 }
 
 /* The losses of a microbatch are the same on all tensor ranks: one of them counts. */
-static void loss_to_limbs(const tr_run *run, int64_t *values)
+static void loss_get(const tr_run *run, int64_t *values)
 {
-    tr_fixed_sum none;
-    tr_fixed_sum_init(&none);
     bool counts = run->mesh.tensor == 0 && run->mesh.pipeline == run->cfg.derived.head_stage;
-    tr_fixed_sum_to_limbs(counts ? &run->stage.loss.sum : &none, values + SUM_LOSS);
-    values[SUM_TOKENS] = counts ? run->stage.loss.num_tokens : 0;
+    if (!counts)
+        return;
+    memcpy(values + SUM_LOSS, run->stage.loss, TR_FIXED_SUM_LIMBS * sizeof *values);
+    values[SUM_TOKENS] = run->stage.loss[TR_LOSS_SUM_TOKENS];
 }
 
 /* fp16: the power of two that keeps the sum of a batch's gradients in range, at least the tokens of the global batch. */
@@ -115,7 +115,8 @@ static tr_status step_end(tr_run *run, tr_metrics *metrics)
 /* After a step that must be skipped: who saw it first, and the end when it has been too often. */
 static tr_status skip_note(tr_run *run, tr_metrics *metrics)
 {
-    int64_t lowest[2] = {run->stage.loss.sum.not_finite ? run->mesh.rank : INT64_MAX, INT64_MAX};
+    bool finite_loss = run->stage.loss[TR_FIXED_SUM_LIMBS - 1] == 0;
+    int64_t lowest[2] = {finite_loss ? INT64_MAX : run->mesh.rank, INT64_MAX};
     int row = tr_optimizer_find_non_finite(&run->optimizer);
     if (row >= 0)
         lowest[1] = row;
@@ -142,7 +143,7 @@ static tr_status decide_and_update(tr_run *run, double scale, tr_metrics *metric
 {
     int64_t values[SUM_COUNT] = {0};
     TR_TRY(tr_optimizer_square_sum(&run->optimizer, values + SUM_SQUARES));
-    loss_to_limbs(run, values);
+    loss_get(run, values);
     values[SUM_STOP] = run->stop_requested;
     values[SUM_SAVE] = run->save_requested;
     values[SUM_SAVE_READS] = !tr_save_preserve(run);
@@ -216,6 +217,7 @@ static tr_status step_make(tr_run *run, tr_metrics *metrics, double *feed_wait)
     TR_TRY(batch_get(run, true, run->samples, metrics, feed_wait));
     tr_trace_part(trace, "feed", begin);
     double scale = run->scaler.scale / token_scale(run);
+    TR_TRY(tr_stage_loss_reset(&run->stage));
     TR_TRY(tr_stage_train(&run->stage, run->microbatches, run->step, (float)scale));
     begin = tr_trace_now(trace);
     TR_TRY(tr_optimizer_tie_gradients(&run->optimizer));
@@ -257,19 +259,13 @@ static int64_t eval_batches(const tr_run *run)
 tr_status tr_run_evaluate(tr_run *run, double *loss)
 {
     int64_t values[SUM_COUNT] = {0}, batches = eval_batches(run);
-    tr_fixed_sum total;
-    int64_t num_tokens = 0;
     double wait;
-    tr_fixed_sum_init(&total);
+    TR_TRY(tr_stage_loss_reset(&run->stage));
     for (int64_t b = 0; b < batches; b++) {
         TR_TRY(batch_get(run, false, (uint64_t)(b * run->cfg.train.global_batch), NULL, &wait));
         TR_TRY(tr_stage_evaluate(&run->stage, run->microbatches));
-        tr_fixed_sum_merge(&total, &run->stage.loss.sum);
-        num_tokens += run->stage.loss.num_tokens;
     }
-    run->stage.loss.sum = total;
-    run->stage.loss.num_tokens = num_tokens;
-    loss_to_limbs(run, values);
+    loss_get(run, values);
     TR_TRY(tr_run_sum(run, values, SUM_COUNT));
     bool finite;
     double sum = tr_fixed_sum_from_limbs(values + SUM_LOSS, &finite);

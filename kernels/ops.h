@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/exact_sum.h"
 #include "base/status.h"
 #include "memory/dtype.h"
 
@@ -105,6 +106,10 @@ typedef struct tr_copy {
     size_t bytes;
 } tr_copy;
 
+/* What loss_sum adds to: an exact sum of doubles (base/exact_sum.h), then the number of its terms. Zeros are an empty one; limbs of several ranks are added up
+ * element by element. */
+enum { TR_LOSS_SUM_TOKENS = TR_FIXED_SUM_LIMBS, TR_LOSS_SUM_LIMBS };
+
 typedef struct tr_ops {
     const char *name; /* "cpu", "cuda" */
 
@@ -185,6 +190,10 @@ typedef struct tr_ops {
                                int64_t stride, int64_t vocab_begin, void *logits,
                                const int32_t *labels, const float *max, const float *sum_target,
                                float scale);
+    /* Adds the cross-entropy log(sum) + max - target of every row with labels[r] >= 0, in double, and the number of these rows to limbs
+     * [TR_LOSS_SUM_LIMBS]. max, sum_target: as in xent_backward. */
+    tr_status (*loss_sum)(tr_device *device, int64_t R, const int32_t *labels, const float *max,
+                          const float *sum_target, int64_t *limbs);
 
     tr_status (*adamw)(tr_device *device, const tr_adamw *args);
     /* master -= lr (grad grad_scale + weight_decay master); m, v and Adam's constants are not used. */

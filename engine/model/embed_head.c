@@ -1,6 +1,4 @@
 /* The two ends of the decoder: vocabulary-parallel embedding, and final norm, logits and cross-entropy (never a gathered logit). */
-#include <math.h>
-
 #include "engine/model/linear.h"
 #include "engine/model/row_sums.h"
 
@@ -123,17 +121,11 @@ static tr_status logits_compute(tr_model *model, const tr_microbatch *microbatch
 }
 
 tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
-                          const void *x, tr_loss *loss)
+                          const void *x, int64_t *loss)
 {
     TR_TRY(logits_compute(model, microbatch, saved, x));
-    for (int64_t r = 0; r < model->R; r++) {
-        if (microbatch->labels[r] < 0)
-            continue;
-        double sum = saved->sum_target[2 * r], target = saved->sum_target[2 * r + 1];
-        tr_fixed_sum_add(&loss->sum, log(sum) + (double)saved->max[r] - target);
-        loss->num_tokens++;
-    }
-    return TR_OK;
+    return model->device->ops->loss_sum(model->device, model->R, microbatch->labels, saved->max,
+                                        saved->sum_target, loss);
 }
 
 /* saved->logits -> their gradient. */

@@ -72,11 +72,6 @@ typedef struct tr_microbatch {
     const uint64_t *samples; /* [B] global sample numbers */
 } tr_microbatch;
 
-typedef struct tr_loss {
-    tr_fixed_sum sum; /* of the counted tokens' losses */
-    int64_t num_tokens;
-} tr_loss;
-
 /* Most slices, and slots that a tree over so many needs beside the first. */
 enum { TR_MODEL_SLICES = 64, TR_MODEL_SLOTS = 6 };
 
@@ -168,9 +163,9 @@ tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *mic
                             const tr_block_saved *saved, const tr_block_pending *pending,
                             const void *x, const void *dy, void *dx);
 
-/* Final norm, logits and their statistics; the losses of labelled rows are added to *loss on every tensor rank alike. */
+/* Final norm, logits and their statistics; the losses of labelled rows are added to loss [TR_LOSS_SUM_LIMBS] of the device on every tensor rank alike. */
 tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
-                          const void *x, tr_loss *loss);
+                          const void *x, int64_t *loss);
 /* Gradient of scale * (sum of losses); dx [S,H] from the input part. Consumes the logits. pending as in tr_block_backward. */
 tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch,
                            const tr_head_saved *saved, const tr_head_pending *pending,

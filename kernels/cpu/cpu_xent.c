@@ -1,10 +1,13 @@
 /* Vocabulary-parallel cross-entropy (Megatron-LM, Shoeybi et al. 2019, section 3): every row alone. A rank may own no real
  * column (V = 0). Logits that are infinite or NaN give NaN where mathematics has no value, and never fault. */
+#include <math.h>
+
+#include "base/exact_sum.h"
 #include "kernels/cpu/cpu_device_int.h"
 #include "kernels/cpu/cpu_isa.h"
 #include "kernels/cpu/cpu_vec.h"
 
-enum { PIECE_ROWS = 4 }; /* a row is a whole vocabulary */
+enum { PIECE_ROWS = 4, LOSS_ROWS = 512 }; /* a row is a whole vocabulary, but for loss_sum */
 
 typedef struct xent {
     tr_dtype dtype;
@@ -183,9 +186,46 @@ static tr_status xent_backward(tr_device *device, tr_dtype dtype, int64_t R, int
     return TR_OK;
 }
 
+typedef struct loss_terms {
+    int64_t R;
+    const int32_t *labels;
+    const float *max, *sum_target;
+    int64_t *limbs;
+} loss_terms;
+
+static void loss_piece(void *ctx, int64_t piece, int thread)
+{
+    (void)thread;
+    const loss_terms *a = ctx;
+    int64_t begin = piece * LOSS_ROWS, limbs[TR_LOSS_SUM_LIMBS] = {0};
+    int64_t end = begin + LOSS_ROWS < a->R ? begin + LOSS_ROWS : a->R;
+    tr_fixed_sum terms;
+    tr_fixed_sum_init(&terms);
+    for (int64_t r = begin; r < end; r++) {
+        if (a->labels[r] < 0)
+            continue;
+        double sum = a->sum_target[2 * r], target = a->sum_target[2 * r + 1];
+        tr_fixed_sum_add(&terms, log(sum) + (double)a->max[r] - target);
+        limbs[TR_LOSS_SUM_TOKENS]++;
+    }
+    tr_fixed_sum_to_limbs(&terms, limbs);
+    for (int i = 0; i < TR_LOSS_SUM_LIMBS; i++)
+        __atomic_fetch_add(&a->limbs[i], limbs[i], __ATOMIC_RELAXED);
+}
+
+static tr_status loss_sum(tr_device *device, int64_t R, const int32_t *labels, const float *max,
+                          const float *sum_target, int64_t *limbs)
+{
+    loss_terms a = {R, labels, max, sum_target, limbs};
+    tr_cpu_parallel_for(device, (R + LOSS_ROWS - 1) / LOSS_ROWS, loss_piece, &a);
+    tr_fixed_sum_limbs_carry(limbs);
+    return TR_OK;
+}
+
 void TR_ISA_NAME(tr_cpu_xent_ops)(tr_ops *ops)
 {
     ops->xent_max = xent_max;
     ops->xent_sum = xent_sum;
     ops->xent_backward = xent_backward;
+    ops->loss_sum = loss_sum;
 }

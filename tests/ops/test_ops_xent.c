@@ -233,9 +233,53 @@ static void test_extreme_logits(void **state)
     }
 }
 
+/* The sum of row losses is exact: the limbs of base/exact_sum.h, whatever the pieces, the calls and the threads. */
+static void loss_sum_case(op_env *env, void *context)
+{
+    const int64_t R = *(const int64_t *)context, cut = R / 3;
+    op_tensor labels = op_tensor_new(env, TR_I32, R), sums = op_tensor_new(env, TR_F32, 2 * R);
+    op_tensor max = op_tensor_random(env, TR_F32, R, 5, 0.0, 8.0);
+    int64_t expected[TR_LOSS_SUM_LIMBS] = {0}, limbs[TR_LOSS_SUM_LIMBS] = {0};
+    tr_fixed_sum sum;
+    tr_fixed_sum_init(&sum);
+    for (int64_t r = 0; r < R; r++) {
+        op_set(&labels, r, r % 5 == 2 ? -1.0 : (double)r);
+        op_set(&sums, 2 * r, 1.0 + 1000.0 * op_random(6, (uint64_t)r));
+        op_set(&sums, 2 * r + 1, 20.0 * op_random(7, (uint64_t)r)); /* some losses are below zero */
+        if (r % 5 == 2)
+            continue;
+        tr_fixed_sum_add(&sum,
+                         log(op_get(&sums, 2 * r)) + op_get(&max, r) - op_get(&sums, 2 * r + 1));
+        expected[TR_LOSS_SUM_TOKENS]++;
+    }
+    tr_fixed_sum_to_limbs(&sum, expected);
+    const float *max_data = max.data, *sums_data = sums.data;
+    const int32_t *labels_data = labels.data;
+    env->ops.loss_sum(env->device, R - cut, labels_data + cut, max_data + cut, sums_data + 2 * cut,
+                      limbs);
+    env->ops.loss_sum(env->device, cut, labels_data, max_data, sums_data, limbs);
+    assert_memory_equal(limbs, expected, sizeof limbs);
+    if (R < 2)
+        return;
+    op_set(&max, 1, NAN);
+    env->ops.loss_sum(env->device, R, labels_data, max_data, sums_data, limbs);
+    env->ops.loss_sum(env->device, R, labels_data, max_data, sums_data, limbs);
+    assert_int_equal(limbs[TR_FIXED_SUM_LIMBS - 1], 1);
+    assert_int_equal(limbs[TR_LOSS_SUM_TOKENS], 3 * expected[TR_LOSS_SUM_TOKENS]);
+}
+
+static void test_loss_sum(void **state)
+{
+    (void)state;
+    const int64_t rows[] = {0, 1, 7, 511, 513, 3000};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        op_run_case(loss_sum_case, (void *)(uintptr_t)&rows[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loss_sum),
         cmocka_unit_test(test_loss_and_gradient),
         cmocka_unit_test(test_uniform_loss_is_log_of_vocabulary),
         cmocka_unit_test(test_extreme_logits),

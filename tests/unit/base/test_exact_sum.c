@@ -251,6 +251,34 @@ static void test_fixed_sum_order_and_ranks(void **state)
     bool finite;
     assert_true(tr_fixed_sum_from_limbs(total, &finite) == (double)expected * 0x1p-40 && finite);
     assert_true(fixed_value(&merged, &finite) == (double)expected * 0x1p-40 && finite);
+    int64_t limbs[TR_FIXED_SUM_LIMBS];
+    tr_fixed_sum_to_limbs(&merged, limbs);
+    tr_fixed_sum_limbs_carry(total);
+    assert_memory_equal(total, limbs, sizeof limbs);
+}
+
+/* Added-up limbs keep a negative value, and say when it no longer fits. */
+static void test_fixed_sum_carry(void **state)
+{
+    (void)state;
+    tr_fixed_sum sum;
+    tr_fixed_sum_init(&sum);
+    tr_fixed_sum_add(&sum, -0x1.fffffp31);
+    int64_t one[TR_FIXED_SUM_LIMBS], total[TR_FIXED_SUM_LIMBS] = {0};
+    tr_fixed_sum_to_limbs(&sum, one);
+    bool finite;
+    for (int doubling = 0; doubling <= 32; doubling++) {
+        for (int l = 0; l < TR_FIXED_SUM_LIMBS; l++)
+            total[l] += doubling == 0 ? one[l] : total[l];
+        tr_fixed_sum_limbs_carry(total);
+        for (int l = 0; l < TR_FIXED_SUM_LIMBS - 2; l++)
+            assert_true(total[l] >= 0 && total[l] >> 32 == 0);
+        double value = tr_fixed_sum_from_limbs(total, &finite);
+        if (doubling < 32)
+            assert_true(finite && value == ldexp(-0x1.fffffp31, doubling));
+        else
+            assert_true(!finite && total[TR_FIXED_SUM_LIMBS - 1] == 1);
+    }
 }
 
 static void test_fixed_sum_flags(void **state)
@@ -294,6 +322,7 @@ int main(void)
         cmocka_unit_test(test_not_finite_is_flagged),
         cmocka_unit_test(test_fixed_sum_is_exact),
         cmocka_unit_test(test_fixed_sum_order_and_ranks),
+        cmocka_unit_test(test_fixed_sum_carry),
         cmocka_unit_test(test_fixed_sum_flags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
