@@ -2,7 +2,7 @@
  *
  * Shapes, rounding and meaning are those of the entry. Each enqueues on `stream` and returns; a status other than TR_OK says
  * that a launch was refused. Every pointer is device memory, also ids, labels, dropout->samples and limbs; tree_sum's array of
- * pointers is the host's and has been read when the call returns. Grids and blocks are functions of shapes alone: neither the
+ * pointers and copy_many's copies are the host's and have been read when the call returns. Grids and blocks are functions of shapes alone: neither the
  * number of multiprocessors nor an address changes a bit, since operands that are not 16-byte aligned take the same elements in
  * the same order with narrower loads.
  *
@@ -83,6 +83,7 @@ tr_status tr_cuda_square_sum(cudaStream_t stream, int64_t n, const float *x, int
 tr_status tr_cuda_convert(cudaStream_t stream, int64_t n, tr_dtype src_dtype, const void *src,
                           tr_dtype dst_dtype, void *dst);
 tr_status tr_cuda_fill_zero(cudaStream_t stream, void *dst, int64_t bytes);
+tr_status tr_cuda_copy_many(cudaStream_t stream, int count, const tr_copy *copies);
 tr_status tr_cuda_tree_sum(cudaStream_t stream, void *workspace, int64_t n, int count,
                            const float *const *src, float *dst);
 
