@@ -219,12 +219,7 @@ static tr_status latest_write(const char *temp, int64_t step)
     int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot create the file", temp);
-    tr_status status = tr_file_write_all(fd, name, strlen(name), temp);
-    if (status == TR_OK)
-        return tr_file_flush(fd, temp);
-    close(fd);
-    unlink(temp);
-    return status;
+    return tr_file_end(fd, temp, tr_file_write_all(fd, name, strlen(name), temp));
 }
 
 /* Where two folders cannot be exchanged in one move: the older one steps aside first. A machine that

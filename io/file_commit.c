@@ -74,20 +74,16 @@ tr_status tr_file_sync_folder(const char *path)
     return TR_OK;
 }
 
-tr_status tr_file_flush(int fd, const char *temp)
+tr_status tr_file_end(int fd, const char *path, tr_status written)
 {
-    if (fsync(fd) != 0) {
-        int errnum = errno;
-        close(fd);
-        unlink(temp);
-        return tr_fail_errno(TR_ERR_IO, errnum, "%s: flushing to the disk failed", temp);
-    }
-    if (close(fd) != 0) {
-        int errnum = errno;
-        unlink(temp);
-        return tr_fail_errno(TR_ERR_IO, errnum, "%s: closing failed", temp);
-    }
-    return TR_OK;
+    tr_status status = written;
+    if (status == TR_OK && fsync(fd) != 0)
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: flushing to the disk failed", path);
+    if (close(fd) != 0 && status == TR_OK)
+        status = tr_fail_errno(TR_ERR_IO, errno, "%s: closing failed", path);
+    if (status != TR_OK)
+        unlink(path);
+    return status;
 }
 
 tr_status tr_file_move(const char *temp, const char *path)
@@ -102,6 +98,6 @@ tr_status tr_file_move(const char *temp, const char *path)
 
 tr_status tr_file_commit(int fd, const char *temp, const char *path)
 {
-    TR_TRY(tr_file_flush(fd, temp));
+    TR_TRY(tr_file_end(fd, temp, TR_OK));
     return tr_file_move(temp, path);
 }

@@ -22,8 +22,10 @@ tr_status tr_file_write_all(int fd, const void *bytes, size_t size, const char *
 /* Flushes `fd` (open on `temp`) to the disk, closes it in every case, renames `temp` to `path`
  * and flushes the folder. On failure `temp` is removed and `path` is as it was. */
 tr_status tr_file_commit(int fd, const char *temp, const char *path);
-/* Its two halves: flush and close; rename, and flush the folder. A half that fails removes `temp`. */
-tr_status tr_file_flush(int fd, const char *temp);
+/* Its two halves. Ends the writing of a file: where `written` is TR_OK, flushes and closes it; otherwise, or when that fails, closes and removes
+ * it, and returns what failed. */
+tr_status tr_file_end(int fd, const char *path, tr_status written);
+/* Renames, and flushes the folder. On failure `temp` is removed. */
 tr_status tr_file_move(const char *temp, const char *path);
 
 /* Makes a folder and its missing parents. */

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "io/file_commit.h"
@@ -146,13 +145,7 @@ static tr_status file_write(const char *path, const char *text, const char *hash
     tr_status status = tr_file_write_all(fd, text, strlen(text), path);
     if (status == TR_OK)
         status = tr_file_write_all(fd, hash_line, strlen(hash_line), path);
-    if (status == TR_OK && fsync(fd) != 0)
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: flushing to the disk failed", path);
-    if (close(fd) != 0 && status == TR_OK)
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: closing failed", path);
-    if (status != TR_OK)
-        unlink(path);
-    return status;
+    return tr_file_end(fd, path, status);
 }
 
 tr_status tr_manifest_write(const char *path, const tr_manifest *manifest)

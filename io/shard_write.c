@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/background.h"
@@ -266,13 +265,8 @@ static tr_status file_write(writer *w, int num_encoders, unsigned char *box_rows
 static tr_status file_close(writer *w, tr_status status)
 {
     tr_trace_lane_switch(w->trace, 0, "flush", -1, w->offset);
-    if (status == TR_OK && fsync(w->fd) != 0)
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: flushing to the disk failed", w->path);
-    if (close(w->fd) != 0 && status == TR_OK)
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: closing failed", w->path);
+    status = tr_file_end(w->fd, w->path, status);
     tr_trace_lane_switch(w->trace, 0, NULL, -1, -1);
-    if (status != TR_OK)
-        unlink(w->path);
     return status;
 }
 

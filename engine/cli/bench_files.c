@@ -69,10 +69,7 @@ static tr_status plain_write(files_bench *b, writer *w)
     for (size_t at = 0; at < w->size && status == TR_OK; at += BLOCK)
         status = tr_file_write_all(fd, w->bytes + at, w->size - at < BLOCK ? w->size - at : BLOCK,
                                    w->plain_path);
-    if (status == TR_OK && fsync(fd) != 0)
-        status = tr_fail_errno(TR_ERR_IO, errno, "%s: flushing to the disk failed", w->plain_path);
-    close(fd);
-    return status;
+    return tr_file_end(fd, w->plain_path, status);
 }
 
 /* Calls take(context, block, bytes) for every block of a file. */

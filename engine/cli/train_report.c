@@ -161,12 +161,9 @@ static tr_status config_write(const tr_config *cfg)
         status = tr_fail_errno(TR_ERR_IO, errno, "run.dir: cannot write %s", temp);
     } else {
         status = tr_file_write_all(file, text, strlen(text), temp);
-        if (status == TR_OK) {
-            status = tr_file_commit(file, temp, path);
-        } else {
-            close(file);
-            unlink(temp);
-        }
+        status = tr_file_end(file, temp, status);
+        if (status == TR_OK)
+            status = tr_file_move(temp, path);
     }
     tr_free(path);
     tr_free(temp);
