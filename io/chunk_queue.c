@@ -143,7 +143,7 @@ static void unread_drop(tr_chunk_queue *queue)
         pthread_cond_signal(&queue->unread);
 }
 
-tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *out,
+tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_queued_chunk *out,
                               bool *is_taken)
 {
     pthread_mutex_lock(&queue->mutex);
@@ -156,10 +156,10 @@ tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chu
         return TR_OK;
     }
     chunk *taken = &queue->chunks[queue->next];
-    *out = (tr_shard_chunk){.index = queue->next++,
-                            .part = &queue->parts[taken->part],
-                            .values = taken->values,
-                            .num_values = (size_t)taken->num_values};
+    *out = (tr_queued_chunk){.index = queue->next++,
+                             .part = &queue->parts[taken->part],
+                             .values = taken->values,
+                             .num_values = (size_t)taken->num_values};
     bool in_place = taken->state == LISTED && tr_chunk_queue_needs_buffer(queue);
     taken->state = TAKEN;
     queue->num_reading += in_place;

@@ -32,17 +32,17 @@ int64_t tr_chunk_queue_count(const tr_chunk_queue *queue);
 
 /* ---- encoders ---- */
 
-typedef struct tr_shard_chunk {
+typedef struct tr_queued_chunk {
     int64_t index; /* in the file */
     const tr_shard_part *part;
     const float *values; /* until the next take with the same buffer */
     size_t num_values;
-} tr_shard_chunk;
+} tr_queued_chunk;
 
 /* Whether a take needs a buffer, of chunk_bytes. */
 bool tr_chunk_queue_needs_buffer(const tr_chunk_queue *queue);
 /* The next chunk; *taken is false when there is none, or when the queue was stopped. Fails as the fetch does. */
-tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_shard_chunk *chunk,
+tr_status tr_chunk_queue_take(tr_chunk_queue *queue, float *buffer, tr_queued_chunk *chunk,
                               bool *taken);
 /* Any thread: nothing is handed out from here on. */
 void tr_chunk_queue_stop(tr_chunk_queue *queue);

@@ -61,7 +61,7 @@ static bool all_finite(const float *values, size_t count)
 }
 
 /* Fills the chunk's row but for its place; *bytes: what is to be stored. */
-static tr_status chunk_encode(encoder *e, const tr_shard_chunk *chunk, const void **bytes,
+static tr_status chunk_encode(encoder *e, const tr_queued_chunk *chunk, const void **bytes,
                               size_t *size)
 {
     size_t raw = chunk->num_values * sizeof(float), stored = 0;
@@ -106,7 +106,7 @@ static void turn_end(writer *w, bool failed)
 }
 
 /* Encodes a chunk, waits for its turn, and appends it. *given_up: another encoder failed, who tells. */
-static tr_status chunk_write(encoder *e, const tr_shard_chunk *chunk, bool *given_up)
+static tr_status chunk_write(encoder *e, const tr_queued_chunk *chunk, bool *given_up)
 {
     writer *w = e->w;
     const void *bytes = NULL;
@@ -131,7 +131,7 @@ static tr_status chunk_write(encoder *e, const tr_shard_chunk *chunk, bool *give
 static tr_status chunks_write(void *context)
 {
     encoder *e = context;
-    tr_shard_chunk chunk;
+    tr_queued_chunk chunk;
     tr_status status = TR_OK;
     while (status == TR_OK) {
         bool taken, given_up = false;

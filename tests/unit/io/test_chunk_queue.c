@@ -35,7 +35,7 @@ static const tr_shard_part *parts_make(void)
 static void expect_no_more(tr_chunk_queue *queue)
 {
     float buffer[CHUNK / 4];
-    tr_shard_chunk chunk;
+    tr_queued_chunk chunk;
     bool taken = true;
     assert_int_equal(tr_chunk_queue_take(queue, buffer, &chunk, &taken), TR_OK);
     assert_false(taken);
@@ -52,7 +52,7 @@ static void expect_taken(tr_chunk_queue *queue, int first, int count)
 {
     float buffer[CHUNK / 4];
     for (int i = first; i < first + count; i++) {
-        tr_shard_chunk chunk;
+        tr_queued_chunk chunk;
         int at = i < 7 ? 100 * i : FIRST + 100 * (i - 7);
         int end = i == 6 ? FIRST : i == 10 ? COUNT : at + 100;
         bool taken = false;
@@ -204,7 +204,7 @@ static void test_a_fetch_that_fails(void **state)
     (void)state;
     static float pool[COUNT], buffer[CHUNK / 4];
     static sealed s;
-    tr_shard_chunk chunk;
+    tr_queued_chunk chunk;
     bool taken;
     tr_chunk_queue *queue = sealed_queue(&s, 4);
     tr_chunk_queue_set_pool(queue, pool, sizeof pool);
