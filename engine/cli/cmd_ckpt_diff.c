@@ -144,24 +144,26 @@ static tr_status tensors_compare(comparison *c)
 
 /* ---- what is no tensor ---- */
 
-static void number_compare(comparison *c, const char *name, double a, double b)
+static void number_compare(comparison *c, const char *name, int64_t a, int64_t b)
 {
     if (a == b)
         return;
     c->position_differs = true;
-    printf("%s: %.17g / %.17g\n", name, a, b);
+    printf("%s: %" PRId64 " / %" PRId64 "\n", name, a, b);
 }
 
 static void position_compare(comparison *c)
 {
     const tr_manifest *a = tr_checkpoint_manifest(c->a), *b = tr_checkpoint_manifest(c->b);
-    number_compare(c, "step", (double)a->step, (double)b->step);
-    number_compare(c, "samples", (double)a->samples, (double)b->samples);
-    number_compare(c, "updates", (double)a->updates, (double)b->updates);
-    number_compare(c, "skipped in a row", (double)a->skips_in_row, (double)b->skips_in_row);
-    number_compare(c, "loss scale", a->scale, b->scale);
-    number_compare(c, "finite steps since it changed", (double)a->good_steps,
-                   (double)b->good_steps);
+    number_compare(c, "step", a->step, b->step);
+    number_compare(c, "samples", a->samples, b->samples);
+    number_compare(c, "updates", a->updates, b->updates);
+    number_compare(c, "skipped in a row", a->skips_in_row, b->skips_in_row);
+    number_compare(c, "finite steps since the loss scale changed", a->good_steps, b->good_steps);
+    if (a->scale != b->scale) {
+        c->position_differs = true;
+        printf("loss scale: %.17g / %.17g\n", a->scale, b->scale);
+    }
     if (a->seed != b->seed) {
         c->position_differs = true;
         printf("seed: %" PRIu64 " / %" PRIu64 "\n", a->seed, b->seed);

@@ -49,6 +49,19 @@ says '^master b.bias: 4 of 129 elements differ, by at most 1 at \[\(0\|33\|66\|9
 says '^m      a.weight: 8 of 814 elements differ, by at most 1 at \[.*; relative at most 1.1$'
 says '^6 of 6 tensors differ$'
 [ -s "$scratch/err" ] && fail "a difference is told as an error: $(cat "$scratch/err")"
+# Whole numbers are compared whole: two positions that no double tells apart.
+for samples in 9007199254740992 9007199254740993; do
+    cp -r "$scratch/whole0" "$scratch/at$samples"
+    "$python" - "$scratch/at$samples/manifest.json" "$samples" <<'END' || fail 'the position cannot be changed'
+import sys, xxhash
+path, samples = sys.argv[1:]
+document = open(path, "rb").read()[:-33].replace(b'"samples": 56', b'"samples": ' + samples.encode())
+open(path, "wb").write(document + xxhash.xxh3_128_hexdigest(document).encode() + b"\n")
+END
+done
+expect 1 diff "$scratch/at9007199254740992" "$scratch/at9007199254740993"
+says '^samples: 9007199254740992 / 9007199254740993$'
+says '^0 of 6 tensors differ, and the position$'
 expect 4 diff "$scratch/whole0" "$scratch/nowhere"
 says '^error: .*nowhere' err
 expect 2 diff "$scratch/whole0"
