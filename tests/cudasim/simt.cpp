@@ -349,9 +349,15 @@ static void worker_loop()
 
 /* ---- barriers and collectives */
 
+/* The same literal may stand in several places. */
+static bool text_same(const char *a, const char *b)
+{
+    return a == b || strcmp(a, b) == 0;
+}
+
 static bool site_same(simt_site a, simt_site b)
 {
-    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+    return a.line == b.line && text_same(a.file, b.file);
 }
 
 void simt_barrier(simt_site site)
@@ -395,7 +401,7 @@ static void collective_try(int w, int lane)
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         int l = __builtin_ctz(rest);
         const thread_state *thread = &threads[l];
-        if (thread->mask != first->mask || strcmp(thread->call, first->call) != 0 ||
+        if (thread->mask != first->mask || !text_same(thread->call, first->call) ||
             !site_same(thread->site, first->site))
             fail_mixed(first, thread);
         args[l] = thread->arg;

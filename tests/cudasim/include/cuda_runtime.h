@@ -237,6 +237,12 @@ inline float rsqrtf(float x)
     return 1.0f / sqrtf(x);
 }
 
+/* On the device within 2 units in the last place, and 0 for large denominators. */
+inline float __fdividef(float x, float y)
+{
+    return fabsf(y) > 0x1p126f ? 0.0f : x / y;
+}
+
 template <typename To, typename From> inline To cudasim_bits(From from)
 {
     static_assert(sizeof(To) == sizeof(From), "the same bits");
