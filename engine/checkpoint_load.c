@@ -147,7 +147,7 @@ static void position_take(tr_run *run, const tr_manifest *manifest)
     }
 }
 
-static void position_reset(tr_run *run)
+static tr_status position_reset(tr_run *run)
 {
     size_t bytes = (size_t)run->stage.local.num_state * sizeof(float);
     run->step = 0;
@@ -158,7 +158,9 @@ static void position_reset(tr_run *run)
     tr_scaler_init(&run->scaler, &run->cfg);
     for (int kind = TR_SHARD_M; kind < TR_SHARD_NUM_KINDS; kind++)
         if (tr_checkpoint_state(run, (tr_shard_kind)kind) != NULL)
-            memset(tr_checkpoint_state(run, (tr_shard_kind)kind), 0, bytes);
+            TR_TRY(run->device->ops->fill_zero(
+                run->device, tr_checkpoint_state(run, (tr_shard_kind)kind), (int64_t)bytes));
+    return TR_OK;
 }
 
 /* ---- what changed since ---- */
@@ -244,9 +246,8 @@ static tr_status load(tr_run *run, tr_node_read *read)
 {
     TR_TRY(tr_checkpoint_agree(run, tr_node_read_load(read)));
     if (run->cfg.checkpoint.weights_only)
-        position_reset(run);
-    else
-        position_take(run, tr_checkpoint_manifest(read->checkpoint));
+        return position_reset(run);
+    position_take(run, tr_checkpoint_manifest(read->checkpoint));
     return TR_OK;
 }
 
@@ -290,8 +291,8 @@ static tr_status read_together(tr_run *run, tr_checkpoint *checkpoint, tr_node_w
 {
     tr_node_read read;
     int threads = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world));
-    tr_status began =
-        tr_node_read_begin(&read, run->world, run->node, checkpoint, wants, num_wants, threads);
+    tr_status began = tr_node_read_begin(&read, run->world, run->node, run->device, checkpoint,
+                                         wants, num_wants, threads);
     tr_status status = tr_checkpoint_agree(run, began);
     if (status == TR_OK)
         status = check_and_load(run, &read, whole);

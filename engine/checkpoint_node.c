@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "kernels/device_host.h"
 
 enum { SLOT_LEAST = 4 << 20, LINE = 64 };
 
@@ -69,12 +70,13 @@ static tr_status slots_create(tr_node_read *read, tr_world *world)
 }
 
 tr_status tr_node_read_begin(tr_node_read *read, tr_world *world, tr_group *group,
-                             tr_checkpoint *checkpoint, tr_node_want *wants, int num_wants,
-                             int num_threads)
+                             tr_device *device, tr_checkpoint *checkpoint, tr_node_want *wants,
+                             int num_wants, int num_threads)
 {
     int64_t largest = tr_checkpoint_largest_chunk(checkpoint);
     tr_status status;
     *read = (tr_node_read){.checkpoint = checkpoint,
+                           .device = device,
                            .group = group,
                            .size = group != NULL ? tr_group_size(group) : 1,
                            .rank = group != NULL ? tr_group_rank(group) : 0,
@@ -195,23 +197,54 @@ static int first_want(const tr_node_read *read, int tensor, tr_shard_kind kind)
 }
 
 /* What this rank wants of a portion that lies decoded in its slot. No two portions have elements in common. */
-static void portion_take(void *context, int piece, int thread)
+static tr_status portion_copy(const tr_node_read *read, int piece, tr_box_run_copy copy,
+                              void *copy_context)
 {
-    const tr_node_read *read = context;
     const tr_chunk_portion *portion = &read->round[piece];
     const float *values = slot_of(read, piece);
     tr_numbered_chunk chunk;
-    (void)thread;
     for (int64_t c = tr_chunk_portion_find(portion, read->set, portion->begin); c >= 0;
          c = tr_chunk_portion_find(portion, read->set, c + 1)) {
         tr_checkpoint_get_chunk(read->checkpoint, c, &chunk);
         for (int i = first_want(read, chunk.tensor, chunk.kind);
              i < read->num_wants && want_compare(&read->wants[i], chunk.tensor, chunk.kind) == 0;
              i++)
-            tr_boxes_copy(chunk.pieces, chunk.num_pieces, values, read->wants[i].pieces,
-                          read->wants[i].num_pieces, read->wants[i].dst);
+            TR_TRY(tr_boxes_copy_runs(chunk.pieces, chunk.num_pieces, values, read->wants[i].pieces,
+                                      read->wants[i].num_pieces, read->wants[i].dst, copy,
+                                      copy_context));
         values += chunk.raw_bytes / (int)sizeof(float);
     }
+    return TR_OK;
+}
+
+static void portion_take(void *context, int piece, int thread)
+{
+    (void)thread;
+    (void)portion_copy(context, piece, tr_box_run_memcpy, NULL);
+}
+
+static tr_status run_write(void *context, void *dst, const void *src, size_t bytes)
+{
+    return tr_device_writer_add(context, dst, src, bytes);
+}
+
+/* The round's portions into memory that the host cannot touch: the device's owner writes them. */
+static tr_status portions_write(const tr_node_read *read)
+{
+    tr_device_writer writer;
+    tr_status status = tr_device_writer_begin(&writer, read->device);
+    for (int p = 0; p < read->num_portions && status == TR_OK; p++)
+        status = portion_copy(read, p, run_write, &writer);
+    tr_status end = tr_device_writer_end(&writer);
+    return status != TR_OK ? status : end;
+}
+
+static tr_status portions_take(tr_node_read *read)
+{
+    if (!read->device->unified)
+        return portions_write(read);
+    tr_thread_pool_run(read->pool, read->num_portions, portion_take, read);
+    return TR_OK;
 }
 
 /* Collective over the node: whether all ranks have their portion. */
@@ -233,12 +266,13 @@ static tr_status all_have(tr_node_read *read, tr_status own, bool *all)
 tr_status tr_node_read_load(tr_node_read *read)
 {
     tr_chunk_portion last = {0, 0};
+    tr_status taken = TR_OK; /* a failure is told in the next round, where all ranks meet */
     for (read->parity = 0; round_deal(read, &last); read->parity = 1 - read->parity) {
         bool all;
-        TR_TRY(all_have(read, own_read(read, true), &all));
+        TR_TRY(all_have(read, taken != TR_OK ? taken : own_read(read, true), &all));
         if (!all)
             return TR_OK;
-        tr_thread_pool_run(read->pool, read->num_portions, portion_take, read);
+        taken = portions_take(read);
     }
-    return TR_OK;
+    return taken;
 }

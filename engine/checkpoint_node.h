@@ -14,6 +14,7 @@
 
 #include "base/thread_pool.h"
 #include "io/checkpoint_chunks.h"
+#include "kernels/device.h"
 #include "parallel/shm_memory.h"
 
 enum {
@@ -27,7 +28,7 @@ typedef struct tr_node_want {
     tr_shard_kind kind;
     tr_box pieces[TR_BOX_MAX_PIECES];
     int num_pieces;
-    float *dst; /* the pieces' buffers, one after the other */
+    float *dst; /* memory of the device: the pieces' buffers, one after the other */
 } tr_node_want;
 
 /* What a thread of a rank reads with, and how that went. */
@@ -39,8 +40,9 @@ typedef struct tr_node_lane {
 
 typedef struct tr_node_read {
     tr_checkpoint *checkpoint;
-    tr_group *group; /* NULL: alone */
-    int size, rank;  /* in it */
+    tr_device *device; /* that the wants' memory belongs to */
+    tr_group *group;   /* NULL: alone */
+    int size, rank;    /* in it */
     tr_node_want *wants;
     int num_wants;
     tr_thread_pool *pool;
@@ -59,8 +61,8 @@ typedef struct tr_node_read {
 /* Collective over the node (`group`: tr_world_node_group_create's). num_threads: this rank's. Marks what this rank wants; wants is the caller's,
  * is sorted, and stays until the end. On failure nothing needs ending. */
 tr_status tr_node_read_begin(tr_node_read *read, tr_world *world, tr_group *group,
-                             tr_checkpoint *checkpoint, tr_node_want *wants, int num_wants,
-                             int num_threads);
+                             tr_device *device, tr_checkpoint *checkpoint, tr_node_want *wants,
+                             int num_wants, int num_threads);
 void tr_node_read_end(tr_node_read *read);
 
 /* Bytes of the chunks that the node needs; the same on all its ranks. */

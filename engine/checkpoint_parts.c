@@ -67,14 +67,15 @@ tr_trace_lanes *tr_saver_get_trace(tr_saver *saver)
 }
 
 void tr_saver_layout(tr_saver *saver, const tr_config *cfg, const tr_local_params *local,
-                     tr_arena *arenas)
+                     tr_device *device, tr_arena *arenas)
 {
     *saver = (tr_saver){0};
+    tr_state_fetch_layout(&saver->fetch, device, tr_stage_host_arena(arenas, device));
     if (tr_trace_any(cfg)) {
         int64_t capacity = trace_capacity(cfg, local);
         size_t bytes = 2 * (size_t)capacity * sizeof(tr_trace_event);
         tr_trace_lanes_init(&saver->trace, TR_TRACE_WRITER,
-                            tr_arena_alloc(&arenas[TR_MEM_WORKSPACE], bytes), capacity);
+                            tr_arena_alloc(tr_stage_host_arena(arenas, device), bytes), capacity);
     }
     if (!cfg->checkpoint.async_ || cfg->checkpoint.every == 0)
         return;

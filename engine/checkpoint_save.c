@@ -102,6 +102,8 @@ static tr_save *save_create(tr_run *run)
     save->path = tr_format("%s/%s", folder, name);
     tr_free(folder);
     save->queue = tr_chunk_queue_create(save->parts, num_parts, TR_SHARD_CHUNK_DEFAULT);
+    if (tr_state_fetch_is_needed(&run->saver.fetch))
+        tr_chunk_queue_set_fetch(save->queue, tr_state_fetch_values, &run->saver.fetch);
     if (run->cfg.checkpoint.async_)
         tr_chunk_queue_set_pool(save->queue, run->saver.pool, run->saver.pool_bytes);
     return save;
@@ -405,6 +407,8 @@ static tr_status save_begin(tr_run *run)
     tr_save *save = save_create(run);
     save->begin = begin;
     run->saver.save = save;
+    if (save->queue != NULL && tr_state_fetch_is_needed(&run->saver.fetch))
+        TR_TRY(tr_state_fetch_begin(&run->saver.fetch));
     if (save->queue != NULL)
         work_begin(save, shard_work, save);
     blocked_add(run, begin);

@@ -156,7 +156,7 @@ tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *dev
     tr_status status;
     TR_TRY_GOTO(status, tr_stage_init(&stage, cfg, mesh, device, arenas), clear);
     tr_optimizer_init(&optimizer, &stage);
-    tr_saver_layout(&saver, cfg, &stage.local, arenas);
+    tr_saver_layout(&saver, cfg, &stage.local, device, arenas);
     for (int c = 0; c < TR_MEM_NUM; c++)
         bytes[c] = arenas[c].peak;
     if (traffic != NULL)
@@ -323,7 +323,7 @@ static tr_status stage_create(tr_run *run)
     TR_TRY(memory_create(run));
     TR_TRY(tr_stage_init(&run->stage, &run->cfg, &run->mesh, run->device, run->arenas));
     tr_optimizer_init(&run->optimizer, &run->stage);
-    tr_saver_layout(&run->saver, &run->cfg, &run->stage.local, run->arenas);
+    tr_saver_layout(&run->saver, &run->cfg, &run->stage.local, run->device, run->arenas);
     if (run->saver.pool_bytes > 0) /* else the first update beside a save would pay for new pages */
         memset(run->saver.pool, 0, run->saver.pool_bytes);
     const tr_stage_groups groups = {.tensor = run->tensor,

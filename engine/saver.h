@@ -11,6 +11,7 @@
 
 #include "base/trace_lanes.h"
 #include "engine/model/local_params.h"
+#include "engine/state_fetch.h"
 #include "memory/arena.h"
 
 struct tr_run;
@@ -22,8 +23,9 @@ enum { TR_SAVER_STEPS = 8 }; /* whose mean a save's steps are compared with */
 typedef struct tr_saver {
     void *pool; /* snapshot memory: copies of chunks that an update came before */
     size_t pool_bytes;
-    tr_save *save;  /* NULL: none is under way */
-    bool failed;    /* the last one that ended saved nothing */
+    tr_state_fetch fetch; /* used where the host cannot read the device's memory */
+    tr_save *save;        /* NULL: none is under way */
+    bool failed;          /* the last one that ended saved nothing */
     double blocked; /* seconds since the last step's end that the step thread gave to saving */
     double group_seconds; /* of all steps so far, spent in the group of all ranks while saving */
     bool warm;            /* the first step is over, which is like no other */
@@ -35,7 +37,7 @@ typedef struct tr_saver {
 /* Lays the pool out: checkpoint.snapshot_mb, but no more than this rank's share of the state, where saves come by themselves and in the background. Also room for what
  * writers do in traced steps, as workspace. arenas: [TR_MEM_NUM]; counting ones too. */
 void tr_saver_layout(tr_saver *saver, const tr_config *cfg, const tr_local_params *local,
-                     tr_arena *arenas);
+                     tr_device *device, tr_arena *arenas);
 /* Of writers, or NULL where no step is traced. */
 tr_trace_lanes *tr_saver_get_trace(tr_saver *saver);
 /* Ends what is under way, whatever becomes of it. Not collective. */

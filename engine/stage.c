@@ -241,7 +241,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     chunks_init(stage);
     transfers_init(stage);
     workspace_init(stage);
-    tr_arena *host = &arenas[device->unified ? TR_MEM_WORKSPACE : TR_MEM_SNAPSHOT];
+    tr_arena *host = tr_stage_host_arena(arenas, device);
     tr_upload_init(&stage->upload, &stage->model, num_microbatches, &arenas[TR_MEM_WORKSPACE],
                    host);
     tr_trace_layout(&stage->trace, cfg, mesh, host);

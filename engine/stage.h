@@ -83,6 +83,12 @@ typedef struct tr_stage_groups {
     tr_group *pipeline;
 } tr_stage_groups;
 
+/* Where a rank lays out what the host reads and writes: pinned memory where the device's own is not the host's. */
+static inline tr_arena *tr_stage_host_arena(tr_arena *arenas, const tr_device *device)
+{
+    return &arenas[device->unified ? TR_MEM_WORKSPACE : TR_MEM_SNAPSHOT];
+}
+
 /* Lays everything out in the arenas. `device` answers for workspace sizes. Refuses schedules that the numbers do not allow. */
 tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *mesh,
                         tr_device *device, tr_arena *arenas);

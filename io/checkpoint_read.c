@@ -222,17 +222,27 @@ bool tr_boxes_meet(const tr_box *a, int num_a, const tr_box *b, int num_b)
     return false;
 }
 
-void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const tr_box *dst_boxes,
-                   int num_dst, float *dst)
+tr_status tr_boxes_copy_runs(const tr_box *src_boxes, int num_src, const float *src,
+                             const tr_box *dst_boxes, int num_dst, float *dst, tr_box_run_copy copy,
+                             void *context)
 {
     for (int i = 0; i < num_src; i++) {
         float *at = dst;
         for (int j = 0; j < num_dst; j++) {
-            tr_box_copy(sizeof(float), &src_boxes[i], src, &dst_boxes[j], at);
+            TR_TRY(tr_box_copy_runs(sizeof(float), &src_boxes[i], src, &dst_boxes[j], at, copy,
+                                    context));
             at += tr_box_volume(&dst_boxes[j]);
         }
         src += tr_box_volume(&src_boxes[i]);
     }
+    return TR_OK;
+}
+
+void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const tr_box *dst_boxes,
+                   int num_dst, float *dst)
+{
+    (void)tr_boxes_copy_runs(src_boxes, num_src, src, dst_boxes, num_dst, dst, tr_box_run_memcpy,
+                             NULL);
 }
 
 static tr_status box_read(tr_checkpoint *checkpoint, const tr_placed_box *placed,

@@ -38,6 +38,10 @@ bool tr_boxes_meet(const tr_box *a, int num_a, const tr_box *b, int num_b);
 /* Copies the common elements; the buffers of the boxes of either side follow one another. */
 void tr_boxes_copy(const tr_box *src_boxes, int num_src, const float *src, const tr_box *dst_boxes,
                    int num_dst, float *dst);
+/* The same by `copy` (memory/box.h). */
+tr_status tr_boxes_copy_runs(const tr_box *src_boxes, int num_src, const float *src,
+                             const tr_box *dst_boxes, int num_dst, float *dst, tr_box_run_copy copy,
+                             void *context);
 
 /* XXH3-128 of all values of a tensor, row-major, as fp32: the same for every layout that wrote it.
  * Reads a panel of at most 64 MiB at a time. */

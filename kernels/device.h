@@ -5,7 +5,8 @@
  * TR_STREAM_COMPUTE, copies on the stream that they name. A call that enqueues never waits for the device; what failed on the
  * device after it was enqueued is the error of a later call.
  *
- * One thread owns a device and calls it; the device's own threads never outlive a call. */
+ * One thread owns a device and calls it, except that copy and synchronize on TR_STREAM_COPY may come from other threads, one at a time; the device's own threads
+ * never outlive a call. */
 #ifndef TR_KERNELS_DEVICE_H
 #define TR_KERNELS_DEVICE_H
 

@@ -151,24 +151,45 @@ static tr_box as_3d(const tr_box *box)
     return result;
 }
 
+tr_status tr_box_run_memcpy(void *context, void *dst, const void *src, size_t bytes)
+{
+    (void)context;
+    memcpy(dst, src, bytes);
+    return TR_OK;
+}
+
+tr_status tr_box_copy_runs(size_t element_bytes, const tr_box *src_box, const void *src,
+                           const tr_box *dst_box, void *dst, tr_box_run_copy copy, void *context)
+{
+    tr_box common;
+    if (!tr_box_intersect(src_box, dst_box, &common))
+        return TR_OK;
+    tr_box s = as_3d(src_box), d = as_3d(dst_box), c = as_3d(&common);
+    /* Rows that are whole in both buffers follow one another there. */
+    bool whole = c.extent[2] == s.extent[2] && c.extent[2] == d.extent[2];
+    int64_t rows = whole ? c.extent[1] : 1;
+    size_t run_bytes = (size_t)(rows * c.extent[2]) * element_bytes;
+    tr_box run = c;
+    run.extent[0] = run.extent[1] = 1;
+    for (int64_t i = 0; i < c.extent[0]; i++)
+        for (int64_t j = 0; j < c.extent[1]; j += rows) {
+            run.start[0] = c.start[0] + i;
+            run.start[1] = c.start[1] + j;
+            TR_TRY(copy(context, (char *)dst + (size_t)tr_box_offset(&d, &run) * element_bytes,
+                        (const char *)src + (size_t)tr_box_offset(&s, &run) * element_bytes,
+                        run_bytes));
+        }
+    return TR_OK;
+}
+
 int64_t tr_box_copy(size_t element_bytes, const tr_box *src_box, const void *src,
                     const tr_box *dst_box, void *dst)
 {
     tr_box common;
     if (!tr_box_intersect(src_box, dst_box, &common))
         return 0;
-    tr_box s = as_3d(src_box), d = as_3d(dst_box), c = as_3d(&common);
-    size_t run_bytes = (size_t)c.extent[2] * element_bytes;
-    tr_box run = c;
-    run.extent[0] = run.extent[1] = 1;
-    for (int64_t i = 0; i < c.extent[0]; i++)
-        for (int64_t j = 0; j < c.extent[1]; j++) {
-            run.start[0] = c.start[0] + i;
-            run.start[1] = c.start[1] + j;
-            memcpy((char *)dst + (size_t)tr_box_offset(&d, &run) * element_bytes,
-                   (const char *)src + (size_t)tr_box_offset(&s, &run) * element_bytes, run_bytes);
-        }
-    return c.extent[0] * c.extent[1] * c.extent[2];
+    (void)tr_box_copy_runs(element_bytes, src_box, src, dst_box, dst, tr_box_run_memcpy, NULL);
+    return tr_box_volume(&common);
 }
 
 char *tr_box_format(const tr_box *box, char text[TR_BOX_TEXT])

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/status.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -50,6 +52,12 @@ int64_t tr_box_offset(const tr_box *outer, const tr_box *inner);
 int tr_box_from_interval(const tr_box *cut, int64_t lo, int64_t hi,
                          tr_box pieces[TR_BOX_MAX_PIECES]);
 
+/* Copies `bytes` between the buffers; dst may be memory that the host cannot touch. */
+typedef tr_status (*tr_box_run_copy)(void *context, void *dst, const void *src, size_t bytes);
+tr_status tr_box_run_memcpy(void *context, void *dst, const void *src, size_t bytes);
+/* Copies the common elements from src's buffer to dst's, one contiguous run after the other; ends at the first that fails. */
+tr_status tr_box_copy_runs(size_t element_bytes, const tr_box *src_box, const void *src,
+                           const tr_box *dst_box, void *dst, tr_box_run_copy copy, void *context);
 /* Copies the common elements from src's buffer to dst's; returns how many. The buffers do not overlap. */
 int64_t tr_box_copy(size_t element_bytes, const tr_box *src_box, const void *src,
                     const tr_box *dst_box, void *dst);
