@@ -79,7 +79,8 @@ static size_t address_space_left(void)
     return limit.rlim_cur > used ? (size_t)limit.rlim_cur - used : 0;
 }
 
-static size_t limit_of(const tr_run *run, const char **what)
+/* What the host's memory leaves for a rank. */
+static size_t host_limit(const tr_run *run, const char **what)
 {
     size_t ranks = (size_t)tr_world_local_size(run->world), limit = node_available() / ranks;
     *what = "this rank's share of the node's available memory";
@@ -93,6 +94,18 @@ static size_t limit_of(const tr_run *run, const char **what)
         limit = space;
         *what = "what RLIMIT_AS leaves (ulimit -v)";
     }
+    return limit;
+}
+
+static size_t limit_of(const tr_run *run, const char **what)
+{
+    size_t limit;
+    if (run->device->memory_free == NULL) {
+        limit = host_limit(run, what);
+    } else {
+        limit = run->device->memory_free(run->device);
+        *what = "what is free on its GPU";
+    }
     if (run->cfg.memory.limit_gb > 0) {
         size_t asked = (size_t)(run->cfg.memory.limit_gb * 1e9);
         if (asked < limit) {
@@ -103,11 +116,12 @@ static size_t limit_of(const tr_run *run, const char **what)
     return limit;
 }
 
-static size_t total_of(const size_t bytes[TR_MEM_NUM])
+/* Of the device's memory; the snapshot pool of one that has its own is the host's. */
+static size_t total_of(const tr_device *device, const size_t bytes[TR_MEM_NUM])
 {
     size_t total = 0;
     for (int c = 0; c < TR_MEM_NUM; c++)
-        total += bytes[c];
+        total += c == TR_MEM_SNAPSHOT && !device->unified ? 0 : bytes[c];
     return total;
 }
 
@@ -186,7 +200,7 @@ void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limi
 tr_status tr_memory_fit_check(tr_run *run)
 {
     const char *what;
-    size_t limit = limit_of(run, &what), total = total_of(run->bytes);
+    size_t limit = limit_of(run, &what), total = total_of(run->device, run->bytes);
     int64_t shortfall = total > limit ? (int64_t)(total - limit) : 0, worst = shortfall;
     TR_TRY(tr_run_max(run, &worst, 1));
     if (worst == 0)

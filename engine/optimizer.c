@@ -40,17 +40,21 @@ tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer)
     return grads_add(optimizer, embed, head_grad);
 }
 
-tr_status tr_optimizer_square_sum(tr_optimizer *optimizer, int64_t *limbs)
+/* Adds the squares of this rank's share of an item. */
+static tr_status item_square_sum(const tr_optimizer *optimizer, const tr_local_param *item)
 {
     tr_stage *stage = optimizer->stage;
-    for (int i = 0; i < stage->local.num_items; i++) {
-        const tr_local_param *item = &stage->local.items[i];
-        if (!item->counted || item->param->tied_to >= 0)
-            continue;
-        TR_TRY(stage->device->ops->square_sum(
-            stage->device, item->shard_end - item->shard_begin,
-            grad_of(optimizer, item) + (item->shard_begin - item->state_begin), limbs));
-    }
+    return stage->device->ops->square_sum(
+        stage->device, item->shard_end - item->shard_begin,
+        grad_of(optimizer, item) + (item->shard_begin - item->state_begin), stage->sums.squares);
+}
+
+tr_status tr_optimizer_square_sum(tr_optimizer *optimizer)
+{
+    const tr_local_params *local = &optimizer->stage->local;
+    for (int i = 0; i < local->num_items; i++)
+        if (local->items[i].counted && local->items[i].param->tied_to < 0)
+            TR_TRY(item_square_sum(optimizer, &local->items[i]));
     return TR_OK;
 }
 
@@ -116,18 +120,20 @@ tr_status tr_optimizer_spread(tr_optimizer *optimizer)
     return all_apply(optimizer, &update);
 }
 
-int tr_optimizer_find_non_finite(const tr_optimizer *optimizer)
+tr_status tr_optimizer_find_non_finite(tr_optimizer *optimizer, int *row)
 {
-    const tr_stage *stage = optimizer->stage;
-    int found = -1;
+    tr_stage *stage = optimizer->stage;
+    int64_t sums[TR_STEP_SUMS];
+    *row = -1;
     for (int i = 0; i < stage->local.num_items; i++) {
         const tr_local_param *item = &stage->local.items[i];
-        if (item->param->tied_to >= 0)
+        if (item->param->tied_to >= 0 || (*row >= 0 && item->table_row > *row))
             continue;
-        const float *grad = grad_of(optimizer, item);
-        for (int64_t e = item->shard_begin; e < item->shard_end; e++)
-            if (!isfinite(grad[e - item->state_begin]) && (found < 0 || item->table_row < found))
-                found = item->table_row;
+        TR_TRY(tr_step_sums_reset_squares(&stage->sums));
+        TR_TRY(item_square_sum(optimizer, item));
+        TR_TRY(tr_step_sums_get(&stage->sums, sums));
+        if (sums[TR_SQUARE_SUM_LIMBS - 1] != 0)
+            *row = item->table_row;
     }
-    return found;
+    return TR_OK;
 }

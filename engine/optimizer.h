@@ -16,13 +16,13 @@ void tr_optimizer_init(tr_optimizer *optimizer, tr_stage *stage);
 
 /* After tr_stage_train: adds a tied head's gradient to the embedding's. Posted between first and last stage. */
 tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer);
-/* Adds the exact squares of this rank's share of the gradients, each parameter once over all ranks, to limbs [TR_SQUARE_SUM_LIMBS]. */
-tr_status tr_optimizer_square_sum(tr_optimizer *optimizer, int64_t *limbs);
+/* Adds the exact squares of this rank's share of the gradients, each parameter once over all ranks, to the stage's sums. */
+tr_status tr_optimizer_square_sum(tr_optimizer *optimizer);
 /* One update with gradients multiplied by grad_scale; the next pass has the new weights. */
 tr_status tr_optimizer_update(tr_optimizer *optimizer, double lr, double grad_scale);
 /* Weights of the next pass from masters (after initialisation or a load). */
 tr_status tr_optimizer_spread(tr_optimizer *optimizer);
-/* Row of the first parameter in this rank's share with a non-finite gradient, or -1. */
-int tr_optimizer_find_non_finite(const tr_optimizer *optimizer);
+/* *row: of the first parameter in this rank's share with a non-finite gradient, or -1. The stage's squares are lost. */
+tr_status tr_optimizer_find_non_finite(tr_optimizer *optimizer, int *row);
 
 #endif

@@ -172,27 +172,38 @@ static tr_memory_kind memory_kind(int category)
     return category == TR_MEM_SNAPSHOT ? TR_MEMORY_HOST : TR_MEMORY_DEVICE;
 }
 
-/* ZeRO 3's parameters are what peers gather from, so they lie behind the communication memory proper. */
-static tr_status memory_create(tr_run *run)
+static tr_status arena_create(tr_run *run, int category)
 {
+    if (run->bytes[category] > 0)
+        TR_TRY(run->device->memory_create(run->device, memory_kind(category), run->bytes[category],
+                                          &run->memory[category]));
+    tr_arena_init(&run->arenas[category], (tr_mem_category)category, run->memory[category],
+                  run->bytes[category]);
+    return TR_OK;
+}
+
+/* What peers read lies in memory that the node's ranks share: sources of groups, and with ZeRO 3 the parameters, behind them. */
+static tr_status shared_create(tr_run *run)
+{
+    size_t bytes = run->bytes[TR_MEM_COMMUNICATION];
     bool sharded = tr_weights_kind_of(&run->cfg, &run->mesh) == TR_WEIGHTS_SHARDED;
     void *shared;
-    TR_TRY(tr_world_comm_memory(
-        run->world,
-        run->bytes[TR_MEM_COMMUNICATION] + (sharded ? run->bytes[TR_MEM_PARAMETERS] : 0), &shared));
-    for (int c = 0; c < TR_MEM_NUM; c++) {
-        void *memory = NULL;
-        if (c == TR_MEM_COMMUNICATION)
-            memory = shared;
-        else if (c == TR_MEM_PARAMETERS && sharded)
-            memory = (unsigned char *)shared + run->bytes[TR_MEM_COMMUNICATION];
-        else if (run->bytes[c] > 0) {
-            TR_TRY(run->device->memory_create(run->device, memory_kind(c), run->bytes[c],
-                                              &run->memory[c]));
-            memory = run->memory[c];
-        }
-        tr_arena_init(&run->arenas[c], (tr_mem_category)c, memory, run->bytes[c]);
-    }
+    TR_TRY(tr_world_comm_memory(run->world, bytes + (sharded ? run->bytes[TR_MEM_PARAMETERS] : 0),
+                                &shared));
+    tr_arena_init(&run->arenas[TR_MEM_COMMUNICATION], TR_MEM_COMMUNICATION, shared, bytes);
+    if (sharded)
+        tr_arena_init(&run->arenas[TR_MEM_PARAMETERS], TR_MEM_PARAMETERS,
+                      (unsigned char *)shared + bytes, run->bytes[TR_MEM_PARAMETERS]);
+    return TR_OK;
+}
+
+static tr_status memory_create(tr_run *run)
+{
+    if (run->device->unified)
+        TR_TRY(shared_create(run));
+    for (int c = 0; c < TR_MEM_NUM; c++)
+        if (run->arenas[c].base == NULL)
+            TR_TRY(arena_create(run, c));
     return TR_OK;
 }
 

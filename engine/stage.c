@@ -207,8 +207,6 @@ static void workspace_init(tr_stage *stage)
                               .K = model->K,
                               .D = model->D,
                               .max_matmul = widest};
-    stage->loss =
-        tr_arena_alloc(&stage->arenas[TR_MEM_WORKSPACE], TR_LOSS_SUM_LIMBS * sizeof *stage->loss);
     size_t bytes = stage->device->workspace_bytes(stage->device, &need);
     void *memory = tr_arena_alloc(&stage->arenas[TR_MEM_WORKSPACE], bytes);
     if (!stage->arenas[TR_MEM_WORKSPACE].counting)
@@ -242,6 +240,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     transfers_init(stage);
     workspace_init(stage);
     tr_arena *host = tr_stage_host_arena(arenas, device);
+    tr_step_sums_init(&stage->sums, device, &arenas[TR_MEM_WORKSPACE], host);
     tr_upload_init(&stage->upload, &stage->model, num_microbatches, &arenas[TR_MEM_WORKSPACE],
                    host);
     tr_trace_layout(&stage->trace, cfg, mesh, host);

@@ -8,6 +8,7 @@
 #include "base/trace_ring.h"
 #include "engine/gradients.h"
 #include "engine/model/model.h"
+#include "engine/step_sums.h"
 #include "engine/upload.h"
 #include "engine/weights.h"
 #include "parallel/pipeline_exec.h"
@@ -67,11 +68,10 @@ typedef struct tr_stage {
     tr_group *
         progress; /* any group: between units of work, what was posted on all is moved on; NULL with one rank */
     tr_upload upload;
+    tr_step_sums sums; /* losses and squares of gradients since their reset */
     tr_trace_ring trace;
     /* of the current pass */
-    const tr_microbatch *microbatches; /* [M of this rank] */
-    int64_t *
-        loss; /* [TR_LOSS_SUM_LIMBS] of the device: the losses and tokens since tr_stage_loss_reset */
+    const tr_microbatch *microbatches;    /* [M of this rank] */
     int written_unit, written_microbatch; /* whose weight gradients are being written */
     float grad_scale; /* what the sum of losses is multiplied by before backward */
 } tr_stage;
@@ -102,12 +102,10 @@ static inline tr_chunk *tr_stage_chunk(const tr_stage *stage, int number)
     return &stage->chunks[tr_chunk_local(stage->mesh.pipeline_size, number)];
 }
 
-/* Sets the sum of losses to zero; before a step, and before the first pass of an evaluation. */
-tr_status tr_stage_loss_reset(tr_stage *stage);
-/* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and adds the losses of this rank to stage->loss. */
+/* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and adds the losses of this rank to stage->sums. */
 tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
                          float grad_scale);
-/* Forward only, dropout off; adds to stage->loss. */
+/* Forward only, dropout off; adds to stage->sums. */
 tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches);
 
 #endif

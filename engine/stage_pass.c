@@ -56,7 +56,7 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
         return TR_OK;
     TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_HEAD));
     begin = tr_trace_now(&stage->trace);
-    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, stage->loss));
+    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, stage->sums.loss));
     return unit_done(stage, "head", -1, begin);
 }
 
@@ -240,12 +240,6 @@ tr_stage_functions tr_stage_pass_functions(tr_stage *stage)
                                 .backward = stage_backward,
                                 .backward_input = stage_backward_input,
                                 .backward_weight = stage_backward_weight};
-}
-
-tr_status tr_stage_loss_reset(tr_stage *stage)
-{
-    return stage->device->ops->fill_zero(stage->device, stage->loss,
-                                         TR_LOSS_SUM_LIMBS * (int64_t)sizeof *stage->loss);
 }
 
 tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,

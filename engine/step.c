@@ -41,13 +41,14 @@ static tr_status batch_get(tr_run *run, bool training, uint64_t first_sample, tr
 }
 
 /* The losses of a microbatch are the same on all tensor ranks: one of them counts. */
-static void loss_get(const tr_run *run, int64_t *values)
+static void loss_take(const tr_run *run, const int64_t *sums, int64_t *values)
 {
     bool counts = run->mesh.tensor == 0 && run->mesh.pipeline == run->cfg.derived.head_stage;
+    const int64_t *loss = sums + TR_SQUARE_SUM_LIMBS;
     if (!counts)
         return;
-    memcpy(values + SUM_LOSS, run->stage.loss, TR_FIXED_SUM_LIMBS * sizeof *values);
-    values[SUM_TOKENS] = run->stage.loss[TR_LOSS_SUM_TOKENS];
+    memcpy(values + SUM_LOSS, loss, TR_FIXED_SUM_LIMBS * sizeof *values);
+    values[SUM_TOKENS] = loss[TR_LOSS_SUM_TOKENS];
 }
 
 /* fp16: the power of two that keeps the sum of a batch's gradients in range, at least the tokens of the global batch. */
@@ -113,11 +114,11 @@ static tr_status step_end(tr_run *run, tr_metrics *metrics)
 }
 
 /* After a step that must be skipped: who saw it first, and the end when it has been too often. */
-static tr_status skip_note(tr_run *run, tr_metrics *metrics)
+static tr_status skip_note(tr_run *run, bool own_loss_finite, tr_metrics *metrics)
 {
-    bool finite_loss = run->stage.loss[TR_FIXED_SUM_LIMBS - 1] == 0;
-    int64_t lowest[2] = {finite_loss ? INT64_MAX : run->mesh.rank, INT64_MAX};
-    int row = tr_optimizer_find_non_finite(&run->optimizer);
+    int64_t lowest[2] = {own_loss_finite ? INT64_MAX : run->mesh.rank, INT64_MAX};
+    int row;
+    TR_TRY(tr_optimizer_find_non_finite(&run->optimizer, &row));
     if (row >= 0)
         lowest[1] = row;
     TR_TRY(tr_run_min(run, lowest, 2));
@@ -141,9 +142,11 @@ static tr_status skip_note(tr_run *run, tr_metrics *metrics)
 /* The one decision of all ranks, and what follows from it. */
 static tr_status decide_and_update(tr_run *run, double scale, tr_metrics *metrics)
 {
-    int64_t values[SUM_COUNT] = {0};
-    TR_TRY(tr_optimizer_square_sum(&run->optimizer, values + SUM_SQUARES));
-    loss_get(run, values);
+    int64_t values[SUM_COUNT] = {0}, sums[TR_STEP_SUMS];
+    TR_TRY(tr_optimizer_square_sum(&run->optimizer));
+    TR_TRY(tr_step_sums_get(&run->stage.sums, sums));
+    memcpy(values + SUM_SQUARES, sums, TR_SQUARE_SUM_LIMBS * sizeof *values);
+    loss_take(run, sums, values);
     values[SUM_STOP] = run->stop_requested;
     values[SUM_SAVE] = run->save_requested;
     values[SUM_SAVE_READS] = !tr_save_preserve(run);
@@ -167,7 +170,8 @@ static tr_status decide_and_update(tr_run *run, double scale, tr_metrics *metric
     metrics->loss_scale = run->scaler.scale;
     tr_status status = TR_OK;
     if (metrics->skipped) {
-        status = skip_note(run, metrics);
+        bool own_loss_finite = sums[TR_SQUARE_SUM_LIMBS + TR_FIXED_SUM_LIMBS - 1] == 0;
+        status = skip_note(run, own_loss_finite, metrics);
     } else {
         double factor = 1.0, clip = run->cfg.train.clip;
         if (clip > 0 && clip / (metrics->grad_norm + 1e-6) < 1.0)
@@ -217,7 +221,7 @@ static tr_status step_make(tr_run *run, tr_metrics *metrics, double *feed_wait)
     TR_TRY(batch_get(run, true, run->samples, metrics, feed_wait));
     tr_trace_part(trace, "feed", begin);
     double scale = run->scaler.scale / token_scale(run);
-    TR_TRY(tr_stage_loss_reset(&run->stage));
+    TR_TRY(tr_step_sums_reset(&run->stage.sums));
     TR_TRY(tr_stage_train(&run->stage, run->microbatches, run->step, (float)scale));
     begin = tr_trace_now(trace);
     TR_TRY(tr_optimizer_tie_gradients(&run->optimizer));
@@ -258,14 +262,15 @@ static int64_t eval_batches(const tr_run *run)
 
 tr_status tr_run_evaluate(tr_run *run, double *loss)
 {
-    int64_t values[SUM_COUNT] = {0}, batches = eval_batches(run);
+    int64_t values[SUM_COUNT] = {0}, sums[TR_STEP_SUMS], batches = eval_batches(run);
     double wait;
-    TR_TRY(tr_stage_loss_reset(&run->stage));
+    TR_TRY(tr_step_sums_reset(&run->stage.sums));
     for (int64_t b = 0; b < batches; b++) {
         TR_TRY(batch_get(run, false, (uint64_t)(b * run->cfg.train.global_batch), NULL, &wait));
         TR_TRY(tr_stage_evaluate(&run->stage, run->microbatches));
     }
-    loss_get(run, values);
+    TR_TRY(tr_step_sums_get(&run->stage.sums, sums));
+    loss_take(run, sums, values);
     TR_TRY(tr_run_sum(run, values, SUM_COUNT));
     bool finite;
     double sum = tr_fixed_sum_from_limbs(values + SUM_LOSS, &finite);

@@ -53,6 +53,8 @@ struct tr_device {
 
     /* Memory for an arena's backing: 256-byte aligned (large pages asked for where it pays), zeroed. TR_ERR_MEMORY with the size. */
     tr_status (*memory_create)(tr_device *device, tr_memory_kind kind, size_t bytes, void **memory);
+    /* Bytes of TR_MEMORY_DEVICE that can still be had; NULL where it is the host's memory, whose limits hold. */
+    size_t (*memory_free)(tr_device *device);
     /* Kind and size as it was created; no work that uses the memory may be pending. memory may be NULL. */
     void (*memory_destroy)(tr_device *device, tr_memory_kind kind, void *memory, size_t bytes);
 

@@ -1,0 +1,34 @@
+#include "engine/step_sums.h"
+
+#include <string.h>
+
+enum { BYTES = TR_STEP_SUMS * sizeof(int64_t) };
+
+void tr_step_sums_init(tr_step_sums *sums, tr_device *device, tr_arena *memory, tr_arena *host)
+{
+    int64_t *all = tr_arena_alloc(memory, BYTES);
+    *sums = (tr_step_sums){.device = device, .squares = all, .loss = all + TR_SQUARE_SUM_LIMBS};
+    sums->read = device->unified ? all : tr_arena_alloc(host, BYTES);
+}
+
+tr_status tr_step_sums_reset(tr_step_sums *sums)
+{
+    return sums->device->ops->fill_zero(sums->device, sums->squares, BYTES);
+}
+
+tr_status tr_step_sums_reset_squares(tr_step_sums *sums)
+{
+    return sums->device->ops->fill_zero(sums->device, sums->squares,
+                                        TR_SQUARE_SUM_LIMBS * (int64_t)sizeof(int64_t));
+}
+
+tr_status tr_step_sums_get(tr_step_sums *sums, int64_t *values)
+{
+    tr_device *device = sums->device;
+    if (sums->read != sums->squares) {
+        TR_TRY(device->copy(device, TR_STREAM_COMPUTE, sums->read, sums->squares, BYTES));
+        TR_TRY(device->synchronize(device, TR_STREAM_COMPUTE));
+    }
+    memcpy(values, sums->read, BYTES);
+    return TR_OK;
+}
