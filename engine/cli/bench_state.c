@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "engine/checkpoint.h"
 #include "engine/cli/bench_checkpoint.h"
+#include "engine/cli/cmd_ckpt_int.h"
 #include "engine/cli/job.h"
 #include "io/checkpoint_read.h"
 #include "io/dir_commit.h"
@@ -60,7 +61,7 @@ tr_status bench_state_load(bench_state *state, const char *path, int64_t most_by
     int64_t there = 0, room = most_bytes / (int64_t)sizeof(float);
     int num_boxes = 0;
     *state = (bench_state){.num_parts = 0};
-    TR_TRY(tr_checkpoint_open(&checkpoint, path));
+    TR_TRY(tr_ckpt_open(&checkpoint, path));
     for (int s = 0; s < tr_checkpoint_manifest(checkpoint)->num_files; s++) {
         tr_shard *shard = tr_checkpoint_shard(checkpoint, s);
         num_boxes += tr_shard_num_boxes(shard);

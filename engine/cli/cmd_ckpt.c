@@ -28,7 +28,7 @@ static const char usage[] =
     "          whole tensor's fp32 values in row order, the same whatever layout saved it\n"
     "verify: reads everything: every hash, and that every element of every tensor is there "
     "exactly\n"
-    "  once; exit code 4 and the name of the file when something is wrong\n"
+    "  once; exit code 4 and the names of the files when something is wrong\n"
     "  --threads N  otherwise all cores, at most 16; some 24 MB of memory each\n"
     "diff: which tensors of two checkpoints differ, whatever layouts saved them: how many elements "
     "(bits\n"
@@ -65,6 +65,60 @@ static void age_format(char text[24], double seconds)
         snprintf(text, 24, "%.0f days", seconds / 86400);
 }
 
+static bool has_manifest(const char *path)
+{
+    struct stat about;
+    char *file = tr_format("%s/" TR_MANIFEST_FILE_NAME, path);
+    bool found = stat(file, &about) == 0;
+    tr_free(file);
+    return found;
+}
+
+/* Where the checkpoints of `path` are: its checkpoints/ where it is a run's folder, else itself. tr_free. */
+static char *folder_of(const char *path)
+{
+    struct stat about;
+    char *inside = tr_format("%s/checkpoints", path);
+    if (stat(inside, &about) == 0 && S_ISDIR(about.st_mode))
+        return inside;
+    tr_free(inside);
+    return tr_strdup(path);
+}
+
+/* The newest one of a folder that has a manifest, or NULL. tr_free. */
+static char *newest_find(const char *dir)
+{
+    tr_step_list list;
+    char *newest = NULL;
+    if (tr_step_list_read(&list, dir) != TR_OK)
+        return NULL;
+    for (int i = list.num_entries - 1; i >= 0 && newest == NULL; i--)
+        if (!list.entries[i].is_temp && list.entries[i].has_manifest)
+            newest = tr_step_path(dir, list.entries[i].step);
+    tr_step_list_clear(&list);
+    return newest;
+}
+
+tr_status tr_ckpt_open(tr_checkpoint **checkpoint, const char *path)
+{
+    if (has_manifest(path))
+        return tr_checkpoint_open(checkpoint, path);
+    char *dir = folder_of(path), *newest = newest_find(dir);
+    tr_status status =
+        newest != NULL
+            ? tr_fail(TR_ERR_CHECKPOINT,
+                      "%s is a folder of checkpoints; name one of them, such as %s (trine ckpt ls "
+                      "%s lists them)",
+                      path, newest, path)
+            : tr_fail(TR_ERR_CHECKPOINT,
+                      "%s: no checkpoint is there (expected a folder with a "
+                      "file " TR_MANIFEST_FILE_NAME ")",
+                      path);
+    tr_free(newest);
+    tr_free(dir);
+    return status;
+}
+
 /* The first file that is not there with its size, or NULL. tr_free. */
 static char *incomplete_find(const tr_manifest *manifest, const char *path, double *bytes)
 {
@@ -90,12 +144,16 @@ static void row_print(const char *path, const char *name, bool is_temp, bool is_
     struct stat about;
     char age[24] = "-", size[24] = "-", loss[24] = "-";
     char *file = tr_format("%s/" TR_MANIFEST_FILE_NAME, path), *wrong = NULL;
+    size_t prefix = strlen(path) + 1; /* the row names the folder */
     if (stat(path, &about) == 0)
         age_format(age, difftime(time(NULL), about.st_mtime));
     if (is_temp) {
         wrong = tr_strdup("being written, or left by a run that was killed");
+    } else if (!has_manifest(path)) {
+        wrong = tr_strdup(TR_MANIFEST_FILE_NAME " is missing");
     } else if (tr_manifest_read(file, &manifest) != TR_OK) {
-        wrong = tr_strdup(tr_error_message());
+        const char *message = tr_error_message();
+        wrong = tr_strdup(message + (strncmp(message, file, prefix) == 0 ? prefix : 0));
     } else {
         double bytes;
         wrong = incomplete_find(&manifest, path, &bytes);
@@ -115,8 +173,17 @@ static tr_status folder_print(const char *dir, const tr_step_list *list)
     int64_t latest = -1;
     if (!tr_dir_latest_read(dir, &latest))
         latest = -1;
+    if (list->num_entries == 0 && has_manifest(dir))
+        return tr_fail(
+            TR_ERR_CHECKPOINT,
+            "%s is a checkpoint itself: trine ckpt show and verify take it, ls the folder "
+            "that it is in",
+            dir);
     if (list->num_entries == 0)
-        return tr_fail(TR_ERR_CHECKPOINT, "%s: no checkpoint is there", dir);
+        return tr_fail(TR_ERR_CHECKPOINT,
+                       "%s: no checkpoint is there (expected folders like step-00001000; show and "
+                       "verify take a folder of any name)",
+                       dir);
     printf("%-20s %10s %10s %10s  %s\n", "checkpoint", "size", "loss", "age", "state");
     for (int i = 0; i < list->num_entries; i++) {
         const tr_step_entry *entry = &list->entries[i];
@@ -132,16 +199,14 @@ static tr_status folder_print(const char *dir, const tr_step_list *list)
 tr_status tr_ckpt_ls_run(int argc, char **argv)
 {
     tr_step_list list;
-    struct stat about;
     TR_TRY(tr_cli_words(argc, argv, 1, 1));
-    char *inside = tr_format("%s/checkpoints", argv[1]);
-    const char *dir = stat(inside, &about) == 0 && S_ISDIR(about.st_mode) ? inside : argv[1];
+    char *dir = folder_of(argv[1]);
     tr_status status = tr_step_list_read(&list, dir);
     if (status == TR_OK) {
         status = folder_print(dir, &list);
         tr_step_list_clear(&list);
     }
-    tr_free(inside);
+    tr_free(dir);
     return status;
 }
 

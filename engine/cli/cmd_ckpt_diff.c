@@ -218,8 +218,8 @@ tr_status tr_ckpt_diff_run(int argc, char **argv)
     comparison c = {0};
     bool same = false;
     TR_TRY(tr_cli_words(argc, argv, 2, 2));
-    TR_TRY(tr_checkpoint_open(&c.a, argv[1]));
-    tr_status status = tr_checkpoint_open(&c.b, argv[2]);
+    TR_TRY(tr_ckpt_open(&c.a, argv[1]));
+    tr_status status = tr_ckpt_open(&c.b, argv[2]);
     if (status == TR_OK) {
         c.panel_a = TR_NEW_ARRAY(float, PANEL_VALUES);
         c.panel_b = TR_NEW_ARRAY(float, PANEL_VALUES);

@@ -42,7 +42,8 @@ static void summary_print(const tr_checkpoint *checkpoint)
     for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
         if (manifest->kinds[kind])
             printf(" %s", tr_shard_kind_name((tr_shard_kind)kind));
-    printf("\nfiles         %d, %s for %s of values\n", manifest->num_files, size, raw);
+    printf("\nfiles         %d, %s for %s of values; %.2f bytes per parameter\n",
+           manifest->num_files, size, raw, values > 0 ? bytes / values : 0);
     printf("arithmetic    %s\n", manifest->numerics);
     printf("configuration\n");
     for (const char *line = manifest->config; *line != '\0';) {
@@ -93,7 +94,7 @@ tr_status tr_ckpt_show_run(int argc, char **argv)
     tr_checkpoint *checkpoint;
     bool hash = tr_cli_flag(&argc, argv, "--hash");
     TR_TRY(tr_cli_words(argc, argv, 1, 1));
-    TR_TRY(tr_checkpoint_open(&checkpoint, argv[1]));
+    TR_TRY(tr_ckpt_open(&checkpoint, argv[1]));
     tr_status status = TR_OK;
     if (hash)
         status = hashes_print(checkpoint);

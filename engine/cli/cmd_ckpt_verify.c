@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/cli/cli.h"
@@ -46,21 +47,50 @@ static void progress_add(void *context, int64_t bytes)
     p->last = now;
 }
 
+static tr_status file_verify(const tr_checkpoint *checkpoint, int index,
+                             tr_shard_verifier *verifier, progress *p)
+{
+    tr_shard *shard = tr_checkpoint_shard(checkpoint, index);
+    tr_hash128 hash;
+    TR_TRY(tr_shard_verify(verifier, shard, progress_add, p, &hash));
+    if (!tr_hash128_equal(hash, tr_checkpoint_manifest(checkpoint)->files[index].hash))
+        return tr_fail(TR_ERR_CHECKPOINT, "%s: its hash is not the one in the manifest",
+                       tr_shard_path(shard));
+    return TR_OK;
+}
+
+/* All files, so that who has a copy knows which to take from it. */
 static tr_status files_verify(const tr_checkpoint *checkpoint, tr_shard_verifier *verifier,
                               progress *p)
 {
     const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
+    char *first = NULL, *others = NULL;
+    tr_status status = TR_OK;
     for (int i = 0; i < manifest->num_files; i++)
         p->total += manifest->files[i].bytes;
     for (int i = 0; i < manifest->num_files; i++) {
-        tr_shard *shard = tr_checkpoint_shard(checkpoint, i);
-        tr_hash128 hash;
-        TR_TRY(tr_shard_verify(verifier, shard, progress_add, p, &hash));
-        if (!tr_hash128_equal(hash, manifest->files[i].hash))
-            return tr_fail(TR_ERR_CHECKPOINT, "%s: its hash is not the one in the manifest",
-                           tr_shard_path(shard));
+        int64_t behind = p->done + manifest->files[i].bytes;
+        tr_status found = file_verify(checkpoint, i, verifier, p);
+        p->done = behind;
+        if (found == TR_OK)
+            continue;
+        if (first == NULL) {
+            status = found;
+            first = tr_strdup(tr_error_message());
+            continue;
+        }
+        char *longer = tr_format("%s, %s", others ? others : "", manifest->files[i].name);
+        tr_free(others);
+        others = longer;
     }
-    return TR_OK;
+    if (others != NULL)
+        status = tr_fail(status, "%s; damaged too: %s", first, others + strlen(", "));
+    else if (first != NULL)
+        status = tr_fail(status, "%s%s", first,
+                         manifest->num_files > 1 ? "; the other files are whole" : "");
+    tr_free(first);
+    tr_free(others);
+    return status;
 }
 
 static tr_status cover_verify(const tr_checkpoint *checkpoint, int *num_tensors)
@@ -103,7 +133,7 @@ tr_status tr_ckpt_verify_run(int argc, char **argv)
     int64_t num_threads = cores < THREADS_MOST ? cores : THREADS_MOST;
     TR_TRY(tr_cli_int(&argc, argv, "--threads", 1, 1024, &num_threads));
     TR_TRY(tr_cli_words(argc, argv, 1, 1));
-    TR_TRY(tr_checkpoint_open(&checkpoint, argv[1]));
+    TR_TRY(tr_ckpt_open(&checkpoint, argv[1]));
     tr_status status = checkpoint_verify(checkpoint, (int)num_threads);
     tr_checkpoint_close(checkpoint);
     return status;

@@ -79,8 +79,47 @@ size=$(wc -c <"$scratch/bad/shard-00002.bin")
 printf 'XX' | dd of="$scratch/bad/shard-00002.bin" bs=1 seek=$((size / 2)) conv=notrunc 2>/dev/null
 for threads in 1 2 5; do
     expect 4 verify --threads $threads "$scratch/bad"
-    says 'error: .*bad/shard-00002.bin: damaged' err
+    says 'error: .*bad/shard-00002.bin: damaged: .*; the other files are whole$' err
 done
+
+# Every damaged file is named.
+cp -r "$scratch/whole1" "$scratch/worse"
+for file in 0 3; do
+    printf 'XX' | dd of="$scratch/worse/shard-0000$file.bin" bs=1 seek=$((size / 2)) conv=notrunc 2>/dev/null
+done
+for threads in 1 5; do
+    expect 4 verify --threads $threads "$scratch/worse"
+    says 'error: .*worse/shard-00000.bin: damaged: .*; damaged too: shard-00003.bin$' err
+done
+
+# A folder of checkpoints is no checkpoint, nor the other way round; what to name is said. What is wrong with one stands in its row.
+mkdir -p "$scratch/run/checkpoints"
+cp -r "$scratch/whole0" "$scratch/run/checkpoints/step-00000007"
+for name in 00000008 00000009; do
+    cp -r "$scratch/whole0" "$scratch/run/checkpoints/step-$name"
+done
+printf 'x' >>"$scratch/run/checkpoints/step-00000008/manifest.json"
+rm "$scratch/run/checkpoints/step-00000009/manifest.json"
+for verb in show verify "diff $scratch/whole0"; do
+    for path in run run/checkpoints; do
+        expect 4 $verb "$scratch/$path"
+        says "^error: .*$path is a folder of checkpoints; name one of them, such as .*/run/checkpoints/step-00000008 " err
+    done
+    expect 4 $verb "$scratch"
+    says '^error: .*: no checkpoint is there (expected a folder with a file manifest.json)$' err
+done
+"$trine" bench checkpoint --state "$scratch/run" >"$scratch/out" 2>"$scratch/err" && fail 'bench checkpoint takes a run for a checkpoint'
+says '^error: .* is a folder of checkpoints' err
+expect 0 ls "$scratch/run"
+says '^step-00000007 .* complete$'
+says '^step-00000008 .* incomplete: manifest.json: damaged: '
+says '^step-00000009 .* incomplete: manifest.json is missing$'
+expect 4 ls "$scratch/whole0"
+says '^error: .*whole0 is a checkpoint itself: ' err
+expect 4 ls "$scratch"
+says '^error: .*: no checkpoint is there (expected folders like step-00001000;' err
+expect 0 show "$scratch/whole1"
+says '^files  *4, .* of values; [0-9]*\.[0-9][0-9] bytes per parameter$'
 
 # The second reader has the same values, and finds the same damage.
 for name in whole0 whole1 other; do
