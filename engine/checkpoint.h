@@ -39,6 +39,8 @@ tr_status tr_checkpoint_peek(tr_config *cfg, int64_t num_ranks);
 /* True when the last save that ended saved nothing (and said so). Not collective; the same on all
  * ranks. */
 bool tr_run_save_failed(const tr_run *run);
+/* Rank 0: why; "" where it did not fail, and on other ranks. The run's, until the next save ends. */
+const char *tr_run_save_failure(const tr_run *run);
 
 /* Which checkpoints may be resumed, in the order to be tried. */
 typedef struct tr_resume_list {
@@ -48,12 +50,16 @@ typedef struct tr_resume_list {
     char *ignored; /* folders passed over because they are unfinished, "a, b"; NULL when none */
 } tr_resume_list;
 
-/* cfg: resolved. Reads folders and names only. TR_ERR_CHECKPOINT when a named one is not there. */
+/* cfg: resolved. Reads folders and names only. checkpoint.resume names a checkpoint, a folder of them, or a run's folder. TR_ERR_CHECKPOINT when a named one is not there, and when all that a folder
+ * holds are checkpoints without their manifests, which no run leaves behind (a copy that is not finished, say). */
 tr_status tr_resume_list_find(tr_resume_list *list, const tr_config *cfg);
 void tr_resume_list_clear(tr_resume_list *list);
 
 /* The named checkpoint at `path` cannot be resumed, the thread's message says why: adds to it the newest one of
  * the same folder that is good as far as manifest and tables tell, if any is. Returns TR_ERR_CHECKPOINT. */
 tr_status tr_resume_offer(const char *path);
+
+/* Those of checkpoint.dir, by their names, that are of steps after `step`: how many, and the last of them in *last. */
+int64_t tr_checkpoint_count_later(const tr_config *cfg, int64_t step, int64_t *last);
 
 #endif

@@ -1,6 +1,7 @@
 /* Which checkpoint is resumed, which could be instead, and what must be known of it before the run is built. */
 #include "engine/checkpoint.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,6 +45,35 @@ static void steps_add(tr_resume_list *list, const char *dir, const tr_step_list 
     }
 }
 
+static bool has_entries(const char *path)
+{
+    struct dirent *entry;
+    bool found = false;
+    DIR *folder = opendir(path);
+    while (folder != NULL && !found && (entry = readdir(folder)) != NULL)
+        found = strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+    if (folder != NULL)
+        closedir(folder);
+    return found;
+}
+
+/* Nothing can be resumed, but there was something: it is not for us to begin anew beside it. */
+static tr_status bare_refuse(const char *dir, const tr_step_list *steps)
+{
+    tr_status status = TR_OK;
+    for (int i = steps->num_entries - 1; i >= 0 && status == TR_OK; i--) {
+        char *path = tr_step_path(dir, steps->entries[i].step);
+        if (!steps->entries[i].is_temp && has_entries(path))
+            status = tr_fail(TR_ERR_CHECKPOINT,
+                             "no checkpoint of %s can be loaded: %s has lost its "
+                             "" TR_MANIFEST_FILE_NAME " (is a copy of it not finished?); "
+                             "checkpoint.resume=none starts anew",
+                             dir, path);
+        tr_free(path);
+    }
+    return status;
+}
+
 /* The one that `latest` names first, then those before it, and last those of higher steps: a run that
  * went back, or began anew, has left them behind. Unfinished ones are worth a word when they would
  * have come before. */
@@ -71,40 +101,50 @@ static tr_status folder_find(tr_resume_list *list, const char *dir)
                                              : tr_step_path(dir, entry->step));
         seen_whole = seen_whole || whole;
     }
+    tr_status status = seen_whole ? TR_OK : bare_refuse(dir, &steps);
     tr_step_list_clear(&steps);
-    return TR_OK;
+    return status;
 }
 
-static bool has_manifest(const char *path)
+static bool is_there(const char *path, const char *name)
 {
-    char *manifest = tr_format("%s/" TR_MANIFEST_FILE_NAME, path);
-    bool found = access(manifest, F_OK) == 0;
-    tr_free(manifest);
+    char *inside = tr_format("%s/%s", path, name);
+    bool found = access(inside, F_OK) == 0;
+    tr_free(inside);
     return found;
+}
+
+/* A folder of checkpoints, or a run's: its newest one. */
+static tr_status named_find(tr_resume_list *list, const char *resume)
+{
+    char *dir = tr_format("%s%s", resume, is_there(resume, "checkpoints") ? "/checkpoints" : "");
+    tr_status status = folder_find(list, dir);
+    if (status == TR_OK && list->num_paths == 0) {
+        tr_fail(TR_ERR_CHECKPOINT,
+                "checkpoint.resume = %s: no checkpoint is there (expected a folder with a "
+                "file " TR_MANIFEST_FILE_NAME
+                ", a folder of checkpoints step-NNNNNNNN, or a run's folder)",
+                resume);
+        status = tr_resume_offer(resume);
+    }
+    tr_free(dir);
+    return status;
 }
 
 tr_status tr_resume_list_find(tr_resume_list *list, const tr_config *cfg)
 {
     const char *resume = cfg->checkpoint.resume;
+    tr_status status = TR_OK;
     *list = (tr_resume_list){0};
     if (strcmp(resume, "none") == 0)
         return TR_OK;
-    if (strcmp(resume, "auto") == 0)
-        return folder_find(list, cfg->checkpoint.dir);
-    list->is_named = true;
-    if (has_manifest(resume)) {
+    list->is_named = strcmp(resume, "auto") != 0;
+    if (!list->is_named)
+        status = folder_find(list, cfg->checkpoint.dir);
+    else if (is_there(resume, TR_MANIFEST_FILE_NAME))
         list_add(list, tr_strdup(resume));
-        return TR_OK;
-    }
-    /* A folder of checkpoints: its newest one. */
-    tr_status status = folder_find(list, resume);
-    if (status == TR_OK && list->num_paths == 0) {
-        tr_fail(TR_ERR_CHECKPOINT,
-                "checkpoint.resume = %s: no checkpoint is there (expected a folder with a "
-                "file " TR_MANIFEST_FILE_NAME ", or a folder of such folders)",
-                resume);
-        status = tr_resume_offer(resume);
-    }
+    else
+        status = named_find(list, resume);
     if (status != TR_OK)
         tr_resume_list_clear(list);
     return status;
@@ -158,6 +198,24 @@ tr_status tr_resume_offer(const char *path)
     tr_free(dir);
     tr_free(message);
     return status;
+}
+
+int64_t tr_checkpoint_count_later(const tr_config *cfg, int64_t step, int64_t *last)
+{
+    tr_step_list steps;
+    int64_t count = 0;
+    *last = step;
+    if (tr_step_list_read(&steps, cfg->checkpoint.dir) != TR_OK)
+        return 0;
+    for (int i = 0; i < steps.num_entries; i++) {
+        const tr_step_entry *entry = &steps.entries[i];
+        if (entry->is_temp || !entry->has_manifest || entry->step <= step)
+            continue;
+        count++;
+        *last = entry->step;
+    }
+    tr_step_list_clear(&steps);
+    return count;
 }
 
 /* ---- the reduction tree ---- */

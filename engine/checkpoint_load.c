@@ -373,7 +373,9 @@ tr_status tr_run_resume(tr_run *run, bool *resumed)
         status = tr_resume_list_find(&list, &run->cfg);
     status = tr_checkpoint_agree(run, status);
     if (status == TR_OK && list.ignored != NULL)
-        tr_log_warning("unfinished checkpoints are ignored: %s", list.ignored);
+        tr_log_warning(
+            "unfinished checkpoints are ignored: %s (those called .tmp go away with the next save)",
+            list.ignored);
     int is_named = list.is_named;
     if (status == TR_OK)
         status = tr_checkpoint_share(run, &is_named, sizeof is_named);

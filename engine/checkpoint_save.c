@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/statvfs.h>
 
 #include "base/alloc.h"
 #include "base/background.h"
@@ -124,6 +125,8 @@ void tr_saver_clear(tr_saver *saver)
 {
     tr_save *save = saver->save;
     saver->save = NULL;
+    tr_free(saver->failure);
+    saver->failure = NULL;
     if (save == NULL)
         return;
     if (save->queue != NULL)
@@ -165,8 +168,9 @@ static void saved_print(const tr_run *run, const tr_save *save)
         snprintf(share, sizeof share, " (%.1f %% of a step)",
                  (double)save->slowest_blocked * 1e-4 / before);
     if (save->num_beside > 0 && before > 0)
-        snprintf(beside, sizeof beside, ", %" PRId64 " steps beside it took %.2f x those before",
-                 save->num_beside, save->beside_seconds / (double)save->num_beside / before);
+        snprintf(beside, sizeof beside, ", %" PRId64 " step%s beside it took %.2f x those before",
+                 save->num_beside, save->num_beside == 1 ? "" : "s",
+                 save->beside_seconds / (double)save->num_beside / before);
     int64_t copied = 0, no_room = 0;
     if (save->queue != NULL)
         tr_chunk_queue_get_preserved(save->queue, &copied, &no_room);
@@ -184,15 +188,40 @@ static void saved_print(const tr_run *run, const tr_save *save)
         room);
 }
 
-/* Rank 0: nothing stays of it, and why is told. */
-static void give_up(const tr_run *run, int64_t step)
+/* Where the disk has less room than a save may take: how much of both. tr_free. */
+static char *room_format(const char *dir, double most_bytes)
 {
+    struct statvfs about;
+    if (statvfs(dir, &about) != 0)
+        return tr_strdup("");
+    double free_bytes = (double)about.f_bavail * (double)about.f_frsize;
+    if (free_bytes >= most_bytes)
+        return tr_strdup("");
+    return tr_format(" (%.2f MB are free there now; a save takes up to %.2f MB before older ones "
+                     "are removed)",
+                     free_bytes * 1e-6, most_bytes * 1e-6);
+}
+
+/* Rank 0: nothing stays of it, and why is told. most_bytes: of the whole checkpoint. */
+static void give_up(tr_run *run, int64_t step, double most_bytes)
+{
+    const char *dir = run->cfg.checkpoint.dir;
     char *message = tr_strdup(tr_error_message());
-    tr_dir_commit_abort(run->cfg.checkpoint.dir, step);
+    tr_dir_commit_abort(dir, step);
+    char *room = room_format(dir, most_bytes);
+    run->saver.failure = tr_format("%s%s", message, room);
     tr_log_warning("the checkpoint of step %lld was not saved: %s; earlier checkpoints stay as "
                    "they are, and training goes on",
-                   (long long)step, message);
+                   (long long)step, run->saver.failure);
+    tr_free(room);
     tr_free(message);
+}
+
+static void outcome_set(tr_run *run, bool failed)
+{
+    run->saver.failed = failed;
+    tr_free(run->saver.failure);
+    run->saver.failure = NULL;
 }
 
 /* `status`: the same on all ranks; TR_OK: saved. Rank 0 knows why not. */
@@ -200,11 +229,11 @@ static void save_end(tr_run *run, tr_status status)
 {
     tr_save *save = run->saver.save;
     run->saver.save = NULL;
-    run->saver.failed = status != TR_OK;
+    outcome_set(run, status != TR_OK);
     if (run->mesh.rank == 0 && status == TR_OK)
         saved_print(run, save);
     if (run->mesh.rank == 0 && status != TR_OK)
-        give_up(run, save->commit.manifest.step);
+        give_up(run, save->commit.manifest.step, logical_bytes(&save->commit.manifest));
     save_destroy(save);
 }
 
@@ -396,10 +425,10 @@ static tr_status save_begin(tr_run *run)
     double begin = tr_clock_seconds();
     tr_status status =
         tr_checkpoint_agree(run, first ? tr_dir_commit_begin(dir, run->step) : TR_OK);
-    run->saver.failed = status != TR_OK;
+    outcome_set(run, status != TR_OK);
     if (status == TR_ERR_IO) {
         if (first)
-            give_up(run, run->step);
+            give_up(run, run->step, 0);
         blocked_add(run, begin);
         return TR_OK;
     }
@@ -425,4 +454,9 @@ tr_status tr_run_save(tr_run *run)
 bool tr_run_save_failed(const tr_run *run)
 {
     return run->saver.failed;
+}
+
+const char *tr_run_save_failure(const tr_run *run)
+{
+    return run->saver.failure != NULL ? run->saver.failure : "";
 }

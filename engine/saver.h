@@ -26,6 +26,7 @@ typedef struct tr_saver {
     tr_state_fetch fetch; /* used where the host cannot read the device's memory */
     tr_save *save;        /* NULL: none is under way */
     bool failed;          /* the last one that ended saved nothing */
+    char *failure;        /* why, on rank 0; else NULL */
     double blocked; /* seconds since the last step's end that the step thread gave to saving */
     double group_seconds; /* of all steps so far, spent in the group of all ranks while saving */
     bool warm;            /* the first step is over, which is like no other */

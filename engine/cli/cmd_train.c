@@ -83,11 +83,12 @@ static void save(tr_job *job, bool last)
         return;
     TR_JOB_TRY(job, tr_run_save_wait(job->run));
     if (tr_run_save_failed(job->run))
-        TR_JOB_TRY(job, tr_fail(TR_ERR_IO,
-                                "the state after step %lld, the job's last, is not saved, see the "
-                                "warning above; what %s holds is older",
-                                (long long)tr_run_steps_done(job->run),
-                                tr_run_config(job->run)->checkpoint.dir));
+        TR_JOB_TRY(job,
+                   tr_fail(TR_ERR_IO,
+                           "the state after step %lld, the job's last, is not saved: %s; "
+                           "what %s holds is older, and the next start goes on from there",
+                           (long long)tr_run_steps_done(job->run), tr_run_save_failure(job->run),
+                           tr_run_config(job->run)->checkpoint.dir));
 }
 
 /* Numbers that went wrong end the run; a checkpoint that is being written then is of a healthy state, and the last one of it. */
@@ -122,6 +123,8 @@ static void train(tr_job *job, tr_train_report *report, bool *stopped)
             TR_JOB_TRY(job, tr_run_evaluate(job->run, &valid_loss));
         if (job->rank == 0)
             tr_train_report_step(report, &metrics, evaluate ? &valid_loss : NULL);
+        if (*stopped && job->rank == 0)
+            tr_log_info("asked to stop: step %" PRId64 " is done, saving it", metrics.step);
         if (*stopped || metrics.save_requested ||
             is_due(cfg->checkpoint.every, metrics.step, cfg->train.steps))
             save(job, *stopped || metrics.step == cfg->train.steps);

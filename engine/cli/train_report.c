@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/checkpoint.h"
 #include "engine/model/params.h"
 #include "io/file_commit.h"
 #include "io/status_file.h"
@@ -134,10 +135,18 @@ static const char *words_to_go_on(const tr_config *cfg)
     return elsewhere ? "checkpoint.resume=auto" : NULL;
 }
 
-/* What is kept of the run, said before it costs hours. */
-static void saving_print(const tr_config *cfg)
+/* What is kept of the run, said before it costs hours; and what its saves take away. */
+static void saving_print(const tr_config *cfg, int64_t step)
 {
+    int64_t last, later = tr_checkpoint_count_later(cfg, step, &last);
     const char *words = words_to_go_on(cfg);
+    if (cfg->checkpoint.keep > 0 && later > 0)
+        tr_log_warning(
+            "%s holds %lld checkpoint%s of later steps, up to %lld; this run begins after "
+            "step %lld, and its saves push them out (checkpoint.keep = %lld); a run.name "
+            "of its own, or checkpoint.keep=0, spares them",
+            cfg->checkpoint.dir, (long long)later, later == 1 ? "" : "s", (long long)last,
+            (long long)step, (long long)cfg->checkpoint.keep);
     if (words != NULL)
         tr_log_info("this command begins anew whenever it is given; with %s it goes on from what "
                     "this run saves",
@@ -186,10 +195,11 @@ static tr_status status_write(tr_train_report *report, tr_run_state state, int c
 tr_status tr_train_report_open(tr_train_report *report, tr_run *run, const char *status_path)
 {
     const tr_config *cfg = tr_run_config(run);
-    *report = (tr_train_report){.cfg = cfg, .run = run, .epoch = 0};
+    *report =
+        (tr_train_report){.cfg = cfg, .run = run, .first_step = tr_run_steps_done(run), .epoch = 0};
     report->status_path = tr_strdup(status_path);
     banner_print(cfg, run);
-    saving_print(cfg);
+    saving_print(cfg, report->first_step);
     TR_TRY(config_write(cfg));
     char *path = tr_format("%s/metrics.jsonl", cfg->run.dir);
     tr_status status =
@@ -326,7 +336,11 @@ tr_status tr_train_report_end(tr_train_report *report, bool stopped)
         return status_write(report, TR_RUN_STOPPED, tr_status_exit_code(TR_STOPPED),
                             "asked to stop; everything is saved");
     }
-    if (cfg->checkpoint.every > 0)
+    if (step == report->first_step)
+        tr_log_info("done: %lld steps, all before this start: nothing is left to do (train.steps = "
+                    "%lld); run in %s, checkpoints in %s",
+                    step, (long long)cfg->train.steps, cfg->run.dir, cfg->checkpoint.dir);
+    else if (cfg->checkpoint.every > 0)
         tr_log_info("done: %lld steps; run in %s, checkpoints in %s", step, cfg->run.dir,
                     cfg->checkpoint.dir);
     else

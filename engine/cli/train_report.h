@@ -10,6 +10,7 @@ typedef struct tr_train_report {
     tr_run *run;
     tr_metrics_file *metrics;
     char *status_path;
+    int64_t first_step;  /* done when it was opened */
     double last_status;  /* clock of the last status.json */
     double mean_seconds; /* of recent steps, for the time left */
     uint64_t epoch;

@@ -179,8 +179,9 @@ char *tr_config_layout_text(const tr_config *cfg)
     if (cfg->parallel.zero > 0 && shard < cfg->parallel.data)
         snprintf(groups, sizeof groups, " in groups of %" PRId64, shard);
     tr_free(name);
-    return tr_format("%" PRId64 " ranks = data %" PRId64 " x tensor %" PRId64 " x pipeline %" PRId64
-                     "%s, zero %" PRId64 "%s",
-                     cfg->derived.num_ranks, cfg->parallel.data, cfg->parallel.tensor,
-                     cfg->parallel.pipeline, schedule, cfg->parallel.zero, groups);
+    return tr_format("%" PRId64 " rank%s = data %" PRId64 " x tensor %" PRId64
+                     " x pipeline %" PRId64 "%s, zero %" PRId64 "%s",
+                     cfg->derived.num_ranks, cfg->derived.num_ranks == 1 ? "" : "s",
+                     cfg->parallel.data, cfg->parallel.tensor, cfg->parallel.pipeline, schedule,
+                     cfg->parallel.zero, groups);
 }

@@ -63,8 +63,9 @@ fails()
     fault "$1"
     job 2 train $config "run.dir=$scratch/failing" checkpoint.every=3 checkpoint.async=$async
     genv=
-    expect 1 'the state after step 8, the job.s last, is not saved'
+    expect 1 "the state after step 8, the job.s last, is not saved: $2; what .*checkpoints holds is older"
     ended failing failed 1
+    grep -q "is not saved: $2; what" "$scratch/failing/status.json" || fail "$what: status.json does not say why"
     for step in 3 6 8; do
         grep -q "^warning: the checkpoint of step $step was not saved: $2; earlier checkpoints stay as they are, and training goes on" "$scratch/err" ||
             { fail "$what: the save of step $step is not told"; cat "$scratch/err"; }

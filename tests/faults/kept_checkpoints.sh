@@ -26,6 +26,20 @@ equal "$what: what else is there" "$rest" "$mine"
 job 2 train $config "run.dir=$scratch/kept" train.steps=12 checkpoint.every=2 parallel.data=2
 expect 0 'resumed from .*/step-00000012, after step 12'
 
+what='a run that has done its steps'
+job 2 train $config "run.dir=$scratch/kept" train.steps=12 checkpoint.every=2 parallel.data=2
+expect 0 '^done: 12 steps, all before this start: nothing is left to do (train.steps = 12)'
+
+# What a run that begins anew, or earlier, takes from the folder is said first.
+what='a run that begins anew beside checkpoints'
+job 2 train $config "run.dir=$scratch/kept" train.steps=2 checkpoint.every=2 checkpoint.keep=0 checkpoint.resume=none parallel.data=2
+expect 0 '^this command begins anew'
+! grep -q '^warning: .*later steps' "$scratch/err" || fail "$what: checkpoint.keep=0 takes nothing"
+job 2 train $config "run.dir=$scratch/kept" train.steps=4 checkpoint.every=2 checkpoint.keep_every=6 "checkpoint.resume=$dir/step-00000002" parallel.data=2
+expect 0 'resumed from .*/step-00000002, after step 2'
+grep -q "^warning: $dir holds 3 checkpoints of later steps, up to 12; this run begins after step 2, and its saves push them out (checkpoint.keep = 3)" "$scratch/err" ||
+    { fail "$what: not warned"; cat "$scratch/err"; }
+
 # Nine comes before ten.
 what='steps in the order of numbers'
 rm -rf "$dir"
