@@ -203,16 +203,16 @@ static void changes_print(const tr_run *run, const tr_config *recorded)
     tr_free(layout_line);
 }
 
-/* Each node reads once what its ranks need, so that the amplification is 1 unless a chunk was read twice. */
+/* Both passes count, and all ranks: two times what is needed on one node, and as often more as ranks or nodes that share no memory need the same. */
 static void counts_print(const tr_load_counts *counts)
 {
-    double seconds = counts->read_seconds > 0 ? counts->read_seconds : 1e-9;
-    tr_log_info("state loaded in %.2f s, %.3g GB/s: %.2f MB of files read for the %.2f MB needed "
-                "(amplification %.2f); hashes checked before in %.2f s",
-                counts->read_seconds, (double)counts->values / seconds * 1e-9,
-                (double)counts->read * 1e-6, (double)counts->needed * 1e-6,
-                counts->needed > 0 ? (double)counts->read / (double)counts->needed : 1,
-                counts->check_seconds);
+    double seconds = counts->check_seconds + counts->read_seconds;
+    double needed = (double)counts->needed, read = (double)(counts->checked + counts->read);
+    tr_log_info("state loaded in %.2f s = %.3g GB/s (hashes %.2f s, then values %.2f s): %.2f MB "
+                "of files needed, %.2f MB read by all ranks in both passes, amplification %.2f",
+                seconds, seconds > 0 ? (double)counts->values / seconds * 1e-9 : 0.0,
+                counts->check_seconds, counts->read_seconds, needed * 1e-6, read * 1e-6,
+                needed > 0 ? read / needed : 1);
 }
 
 /* Rank 0. */
@@ -251,15 +251,26 @@ static tr_status load(tr_run *run, tr_node_read *read)
     return TR_OK;
 }
 
-/* Collective: this rank's counts in, all ranks' out. */
+/* All ranks together hold every element of the kinds that are wanted, so that they need every chunk of these. */
+static void needed_count(const tr_run *run, const tr_checkpoint *checkpoint, tr_load_counts *counts)
+{
+    tr_numbered_chunk chunk;
+    for (int64_t c = 0; c < tr_checkpoint_num_chunks(checkpoint); c++) {
+        tr_checkpoint_get_chunk(checkpoint, c, &chunk);
+        if (!wants_kind(run, chunk.kind))
+            continue;
+        counts->needed += chunk.stored_bytes;
+        counts->values += chunk.raw_bytes;
+    }
+}
+
+/* Collective: what this rank has read in, what all ranks have out. */
 static tr_status counts_sum(tr_run *run, tr_load_counts *counts)
 {
-    int64_t sums[] = {counts->needed, counts->values, counts->checked, counts->read};
-    TR_TRY(tr_run_sum(run, sums, 4));
-    counts->needed = sums[0];
-    counts->values = sums[1];
-    counts->checked = sums[2];
-    counts->read = sums[3];
+    int64_t sums[] = {counts->checked, counts->read};
+    TR_TRY(tr_run_sum(run, sums, 2));
+    counts->checked = sums[0];
+    counts->read = sums[1];
     return TR_OK;
 }
 
@@ -276,10 +287,7 @@ static tr_status check_and_load(tr_run *run, tr_node_read *read, bool *whole)
     counts.check_seconds = checked - begin;
     counts.read_seconds = tr_clock_seconds() - checked;
     counts.read = tr_node_read_bytes(read) - counts.checked;
-    if (read->rank == 0) {
-        counts.needed = tr_node_read_needed(read).stored;
-        counts.values = tr_node_read_needed(read).raw;
-    }
+    needed_count(run, read->checkpoint, &counts);
     TR_TRY(counts_sum(run, &counts));
     run->loaded = counts;
     return TR_OK;

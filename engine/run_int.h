@@ -13,12 +13,12 @@
 #include "engine/trine.h"
 #include "parallel/world.h"
 
-/* What resuming read from files, summed over nodes. */
+/* What resuming read from files. Stored bytes are those of chunks; tables and manifests are not counted. */
 typedef struct tr_load_counts {
-    int64_t needed;  /* stored bytes of the chunks that the ranks of a node need */
-    int64_t checked; /* stored bytes read to check hashes, before anything changed */
-    int64_t read;    /* stored bytes read for their values */
-    int64_t values;  /* raw bytes of them */
+    int64_t needed;  /* stored bytes of the chunks that any rank needs, each once */
+    int64_t checked; /* stored bytes that all ranks read to check hashes, before anything changed */
+    int64_t read;    /* stored bytes that all ranks read for their values */
+    int64_t values;  /* raw bytes of the needed ones */
     double check_seconds, read_seconds;
 } tr_load_counts;
 

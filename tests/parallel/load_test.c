@@ -239,16 +239,16 @@ static int64_t sum_of(fx_job *job, int64_t value)
     return sum;
 }
 
-/* What the ranks read of a checkpoint of `stored` bytes of chunks: `times` that (0: once, and some of it twice), to check it and again
+/* What the ranks read of a checkpoint that needs `stored` bytes of chunks: `times` that (0: once, and some of it twice), to check it and again
  * for its values. all: bytes that all processes read; others: what they may read beside chunks. Rank 0. */
 static void reads_check(fx_job *job, const tr_load_counts *loaded, int64_t stored, int times,
                         int64_t all, int64_t others, const char *what)
 {
-    int64_t expected = times > 0 ? times * stored : loaded->needed;
+    int64_t expected = times > 0 ? times * stored : loaded->read;
     fx_check(job, expected >= stored && (times > 0 || expected <= stored + stored / 10),
-             "%s: %lld bytes needed of %lld stored", what, (long long)expected, (long long)stored);
+             "%s: %lld bytes read of %lld stored", what, (long long)expected, (long long)stored);
     fx_check(
-        job, loaded->needed == expected && loaded->checked == expected && loaded->read == expected,
+        job, loaded->needed == stored && loaded->checked == expected && loaded->read == expected,
         "%s: %lld bytes expected, needed %lld, checked %lld, read %lld", what, (long long)expected,
         (long long)loaded->needed, (long long)loaded->checked, (long long)loaded->read);
     fx_check(job, all >= 2 * expected && all <= 2 * expected + others,
