@@ -40,7 +40,9 @@ tr_status tr_folders_make(const char *path)
         if (path[at] != '/' && path[at] != '\0')
             continue;
         text[at] = '\0';
-        if (mkdir(text, 0777) != 0 && errno != EEXIST)
+        if (mkdir(text, 0777) == 0)
+            tr_file_sync_folder(text); /* or not: what is put into it is flushed too, and tells */
+        else if (errno != EEXIST)
             return tr_fail_errno(TR_ERR_IO, errno, "%s: cannot make the folder", text);
         text[at] = path[at];
     }

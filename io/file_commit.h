@@ -28,7 +28,7 @@ tr_status tr_file_end(int fd, const char *path, tr_status written);
 /* Renames, and flushes the folder. On failure `temp` is removed. */
 tr_status tr_file_move(const char *temp, const char *path);
 
-/* Makes a folder and its missing parents. */
+/* Makes a folder and its missing parents, which outlive a power cut like what is put into them. */
 tr_status tr_folders_make(const char *path);
 
 /* Flushes the folder that holds `path`, so that a rename in it outlives a power cut. */

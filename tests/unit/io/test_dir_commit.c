@@ -44,11 +44,19 @@ int __wrap_rename(const char *from, const char *to)
     return -1;
 }
 
+/* What was flushed, a line each, until it is full. */
+static char flushed[4096];
+
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 
 int __wrap_fsync(int fd)
 {
+    char link[64], path[512];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path);
+    size_t used = strlen(flushed);
+    snprintf(flushed + used, sizeof flushed - used, "%.*s\n", (int)length, path);
     if (flushes_left == 0 || --flushes_left > 0)
         return __real_fsync(fd);
     errno = EIO;
@@ -201,6 +209,13 @@ static void test_a_checkpoint_appears_whole(void **state)
     assert_false(tr_dir_latest_read(dir, &step));
     save(3, "three", false);
     expect_steps("3t");
+    /* The folders that were made for it outlive a power cut. */
+    static const char *const made_in[] = {"", "/runs", "/runs/a"};
+    for (int i = 0; i < 3; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "%s%s\n", top, made_in[i]);
+        assert_non_null(strstr(flushed, line));
+    }
     assert_false(tr_dir_latest_read(dir, &step));
     finish_expect(3, NULL);
     expect_steps("3");
