@@ -63,7 +63,7 @@ typedef struct tr_metrics {
  * not fit. Weights are initialised from train.seed; a checkpoint is loaded by tr_run_resume. */
 tr_status tr_run_open(tr_run **run, const tr_config *cfg, MPI_Comm comm,
                       const tr_run_callbacks *callbacks);
-/* Waits for a save that is under way. */
+/* Waits for a save that is under way: collective then. After a call that failed on some rank that wait ends after parallel.timeout_s at most. */
 void tr_run_close(tr_run *run);
 
 /* One optimizer step. TR_ERR_NUMERICS after train.max_skips skipped steps in a row. */
