@@ -80,7 +80,6 @@ tr_status tr_commit_gather(tr_commit *commit, tr_run *run, const tr_shard_summar
             file->bytes = info[r][INFO_BYTES];
             memcpy(&file->hash, &info[r][INFO_HASH], sizeof file->hash);
             memcpy(&file->table_hash, &info[r][INFO_TABLE_HASH], sizeof file->table_hash);
-            commit->bytes += file->bytes;
         }
     }
     return TR_OK;

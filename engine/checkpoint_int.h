@@ -31,7 +31,6 @@ typedef struct tr_commit {
     tr_dir_retention keep;
     int num_ranks;
     tr_manifest manifest;  /* whole on rank 0; elsewhere only the step, and the files */
-    int64_t bytes;         /* of all files */
     tr_trace_lanes *trace; /* of this rank's threads; NULL: nobody records */
     double begin, end;     /* of the work */
 } tr_commit;

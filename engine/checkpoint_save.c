@@ -163,7 +163,8 @@ static void saved_print(const tr_run *run, const tr_save *save)
 {
     char share[64] = "", beside[128] = "", room[160] = "";
     double seconds = save->commit.end - save->begin, before = steps_mean(&run->saver);
-    double logical = logical_bytes(&save->commit.manifest), stored = (double)save->commit.bytes;
+    double logical = logical_bytes(&save->commit.manifest),
+           stored = (double)tr_manifest_bytes(&save->commit.manifest);
     if (before > 0)
         snprintf(share, sizeof share, " (%.1f %% of a step)",
                  (double)save->slowest_blocked * 1e-4 / before);

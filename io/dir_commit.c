@@ -406,17 +406,14 @@ static bool is_whole(const char *dir, int64_t step)
 {
     char *path = tr_step_path(dir, step), *file = tr_format("%s/" TR_MANIFEST_FILE_NAME, path);
     tr_manifest manifest;
-    struct stat about;
     bool whole = tr_manifest_read(file, &manifest) == TR_OK;
-    tr_free(file);
     if (whole) {
-        for (int i = 0; i < manifest.num_files && whole; i++) {
-            file = tr_format("%s/%s", path, manifest.files[i].name);
-            whole = stat(file, &about) == 0 && about.st_size == manifest.files[i].bytes;
-            tr_free(file);
-        }
+        char *wrong = tr_manifest_find_incomplete(&manifest, path);
+        whole = wrong == NULL;
+        tr_free(wrong);
         tr_manifest_clear(&manifest);
     }
+    tr_free(file);
     tr_free(path);
     return whole;
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/alloc.h"
 #include "io/file_commit.h"
@@ -37,6 +38,29 @@ int tr_manifest_find(const tr_manifest *manifest, const char *name)
         if (strcmp(manifest->params[i].name, name) == 0)
             return i;
     return -1;
+}
+
+char *tr_manifest_find_incomplete(const tr_manifest *manifest, const char *folder)
+{
+    char *wrong = NULL;
+    for (int i = 0; i < manifest->num_files && wrong == NULL; i++) {
+        struct stat about;
+        char *path = tr_format("%s/%s", folder, manifest->files[i].name);
+        if (stat(path, &about) != 0)
+            wrong = tr_format("%s is missing", manifest->files[i].name);
+        else if (about.st_size != manifest->files[i].bytes)
+            wrong = tr_format("%s has another size", manifest->files[i].name);
+        tr_free(path);
+    }
+    return wrong;
+}
+
+int64_t tr_manifest_bytes(const tr_manifest *manifest)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < manifest->num_files; i++)
+        bytes += manifest->files[i].bytes;
+    return bytes;
 }
 
 void tr_manifest_clear(tr_manifest *manifest)

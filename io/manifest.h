@@ -66,6 +66,11 @@ tr_status tr_manifest_write(const char *path, const tr_manifest *manifest);
 tr_status tr_manifest_read(const char *path, tr_manifest *manifest);
 void tr_manifest_clear(tr_manifest *manifest);
 
+/* Whether `folder` has all files with the sizes that the manifest gives: NULL, or the first that is not so and what is wrong with it, "NAME is missing"; tr_free. */
+char *tr_manifest_find_incomplete(const tr_manifest *manifest, const char *folder);
+/* Bytes of all files. */
+int64_t tr_manifest_bytes(const tr_manifest *manifest);
+
 /* Row of a parameter, or -1. */
 int tr_manifest_find(const tr_manifest *manifest, const char *name);
 

@@ -119,24 +119,6 @@ tr_status tr_ckpt_open(tr_checkpoint **checkpoint, const char *path)
     return status;
 }
 
-/* The first file that is not there with its size, or NULL. tr_free. */
-static char *incomplete_find(const tr_manifest *manifest, const char *path, double *bytes)
-{
-    struct stat about;
-    char *wrong = NULL;
-    *bytes = 0;
-    for (int i = 0; i < manifest->num_files; i++) {
-        char *file = tr_format("%s/%s", path, manifest->files[i].name);
-        bool there = stat(file, &about) == 0;
-        if (wrong == NULL && (!there || about.st_size != manifest->files[i].bytes))
-            wrong = tr_format("%s %s", manifest->files[i].name,
-                              there ? "has another size" : "is missing");
-        *bytes += there ? (double)about.st_size : 0;
-        tr_free(file);
-    }
-    return wrong;
-}
-
 /* One row; `path` is the folder. */
 static void row_print(const char *path, const char *name, bool is_temp, bool is_latest)
 {
@@ -155,9 +137,8 @@ static void row_print(const char *path, const char *name, bool is_temp, bool is_
         const char *message = tr_error_message();
         wrong = tr_strdup(message + (strncmp(message, file, prefix) == 0 ? prefix : 0));
     } else {
-        double bytes;
-        wrong = incomplete_find(&manifest, path, &bytes);
-        tr_ckpt_size_format(size, bytes);
+        wrong = tr_manifest_find_incomplete(&manifest, path);
+        tr_ckpt_size_format(size, (double)tr_manifest_bytes(&manifest));
         if (!isnan(manifest.loss))
             snprintf(loss, sizeof loss, "%.4f", manifest.loss);
         tr_manifest_clear(&manifest);

@@ -66,8 +66,7 @@ static tr_status files_verify(const tr_checkpoint *checkpoint, tr_shard_verifier
     const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
     char *first = NULL, *others = NULL;
     tr_status status = TR_OK;
-    for (int i = 0; i < manifest->num_files; i++)
-        p->total += manifest->files[i].bytes;
+    p->total = tr_manifest_bytes(manifest);
     for (int i = 0; i < manifest->num_files; i++) {
         int64_t behind = p->done + manifest->files[i].bytes;
         tr_status found = file_verify(checkpoint, i, verifier, p);

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "tests/unit/io/checkpoint_fixture.h"
 #include "tests/unit/io/io_scratch.h"
 
@@ -191,6 +192,39 @@ static void test_crafted_documents_are_refused(void **state)
     free(bytes);
 }
 
+static void expect_incomplete(const tr_manifest *manifest, const char *expected)
+{
+    char *wrong = tr_manifest_find_incomplete(manifest, folder);
+    assert_non_null(wrong);
+    assert_string_equal(wrong, expected);
+    tr_free(wrong);
+}
+
+static void test_files_that_are_not_whole_are_named(void **state)
+{
+    (void)state;
+    tr_manifest manifest;
+    char path[128];
+    size_t size;
+    int64_t bytes = 0;
+    assert_int_equal(tr_manifest_read(manifest_path(), &manifest), TR_OK);
+    assert_null(tr_manifest_find_incomplete(&manifest, folder));
+    for (int i = 0; i < FIXTURE_RANKS; i++)
+        bytes += manifest.files[i].bytes;
+    assert_int_equal(tr_manifest_bytes(&manifest), bytes);
+    snprintf(path, sizeof path, "%s/shard-00003.bin", folder);
+    unsigned char *file = scratch_read(path, &size);
+    assert_int_equal(size, manifest.files[3].bytes);
+    assert_int_equal(truncate(path, (off_t)size - 1), 0);
+    expect_incomplete(&manifest, "shard-00003.bin has another size");
+    assert_int_equal(unlink(path), 0);
+    expect_incomplete(&manifest, "shard-00003.bin is missing");
+    scratch_write(path, file, size);
+    free(file);
+    assert_null(tr_manifest_find_incomplete(&manifest, folder));
+    tr_manifest_clear(&manifest);
+}
+
 static void test_file_names(void **state)
 {
     (void)state;
@@ -213,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_what_is_written_comes_back),
         cmocka_unit_test(test_the_last_line_is_the_hash_of_what_is_before),
         cmocka_unit_test(test_crafted_documents_are_refused),
+        cmocka_unit_test(test_files_that_are_not_whole_are_named),
         cmocka_unit_test(test_file_names),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
