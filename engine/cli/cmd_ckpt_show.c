@@ -14,7 +14,7 @@
 static void summary_print(const tr_checkpoint *checkpoint)
 {
     const tr_manifest *manifest = tr_checkpoint_manifest(checkpoint);
-    double values = 0;
+    double values = 0, bytes = (double)tr_manifest_bytes(manifest);
     char size[24], raw[24];
     int num_kinds = 0, num_tied = 0;
     for (int kind = 0; kind < TR_SHARD_NUM_KINDS; kind++)
@@ -25,7 +25,7 @@ static void summary_print(const tr_checkpoint *checkpoint)
         if (param->tied_to < 0)
             values += (double)param->shape[0] * (double)param->shape[1];
     }
-    tr_ckpt_size_format(size, (double)tr_manifest_bytes(manifest));
+    tr_ckpt_size_format(size, bytes);
     tr_ckpt_size_format(raw, values * num_kinds * 4);
     printf("checkpoint    %s\n", tr_checkpoint_path(checkpoint));
     printf("step          %" PRId64 " (updates %" PRId64 ", skipped in a row %" PRId64 ")\n",
