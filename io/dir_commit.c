@@ -54,9 +54,13 @@ char *tr_step_temp_path(const char *dir, int64_t step)
 
 /* ---- removing ---- */
 
-static bool is_ours(const char *name)
+/* By its name, and what it is: trine makes no folders, links or devices in a checkpoint. */
+static bool is_ours(int folder, const char *name)
 {
-    return strcmp(name, TR_MANIFEST_FILE_NAME) == 0 || tr_manifest_is_file_name(name);
+    struct stat about;
+    if (strcmp(name, TR_MANIFEST_FILE_NAME) != 0 && !tr_manifest_is_file_name(name))
+        return false;
+    return fstatat(folder, name, &about, AT_SYMLINK_NOFOLLOW) != 0 || S_ISREG(about.st_mode);
 }
 
 static bool is_dot(const char *name)
@@ -86,7 +90,7 @@ static tr_status folder_walk(const char *path, bool remove, bool *foreign)
     while ((entry = readdir(dir)) != NULL) {
         if (is_dot(entry->d_name))
             continue;
-        if (!is_ours(entry->d_name))
+        if (!is_ours(dirfd(dir), entry->d_name))
             *foreign = true;
         else if (remove && unlinkat(dirfd(dir), entry->d_name, 0) != 0 && errno != ENOENT)
             status = tr_fail_errno(TR_ERR_IO, errno, "%s/%s: cannot remove the file", path,
@@ -388,13 +392,13 @@ bool tr_dir_latest_read(const char *dir, int64_t *step)
 {
     char text[TR_STEP_NAME + 2] = "";
     char *path = tr_format("%s/latest", dir);
-    FILE *file = fopen(path, "re");
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe has nothing to say */
     tr_free(path);
-    if (file == NULL)
+    if (file < 0)
         return false;
-    size_t size = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[size] = '\0';
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    text[size > 0 ? size : 0] = '\0';
     text[strcspn(text, "\n")] = '\0';
     return tr_step_from_name(text, step);
 }

@@ -260,7 +260,7 @@ static tr_status document_parse(const reader *r, const json_t *root)
 static tr_status file_load(const char *path, char **bytes, size_t *size)
 {
     struct stat about;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of a pipe nothing is waited for */
     if (fd < 0)
         return tr_fail_errno(TR_ERR_CHECKPOINT, errno, "%s: cannot open the manifest", path);
     tr_status status = TR_OK;

@@ -77,7 +77,7 @@ tr_status tr_shard_wake(tr_shard *shard)
 {
     if (shard->fd >= 0)
         return TR_OK;
-    shard->fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+    shard->fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* waits for no pipe */
     if (shard->fd < 0)
         return tr_fail_errno(TR_ERR_CHECKPOINT, errno, "%s: cannot open the file of the checkpoint",
                              shard->path);

@@ -260,6 +260,11 @@ static void test_what_is_no_file_is_found(void **state)
         assert_int_equal(mkdir(path, 0777), 0);
         expect_found(file_name(f), "folder in place");
         assert_int_equal(rmdir(path), 0);
+        assert_int_equal(mkfifo(path, 0666), 0);
+        alarm(60); /* nobody writes into it: waiting would be for ever */
+        expect_found(file_name(f), "pipe in place");
+        alarm(0);
+        unlink(path);
         scratch_write(path, originals[f], sizes[f]);
     }
     expect_whole();

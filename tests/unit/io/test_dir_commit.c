@@ -348,6 +348,15 @@ static void test_latest_with_another_text_is_no_name(void **state)
         file_make(in_dir("latest"), texts[i]);
         assert_int_equal(tr_dir_latest_read(dir, &step), i == 3);
     }
+    unlink(in_dir("latest"));
+    assert_int_equal(mkfifo(in_dir("latest"), 0666), 0);
+    alarm(60); /* a pipe that nobody writes into: waiting would be for ever */
+    assert_false(tr_dir_latest_read(dir, &step));
+    alarm(0);
+    unlink(in_dir("latest"));
+    assert_int_equal(mkdir(in_dir("latest"), 0777), 0);
+    assert_false(tr_dir_latest_read(dir, &step));
+    assert_int_equal(rmdir(in_dir("latest")), 0);
 }
 
 static void test_room_is_made_in_numeric_order(void **state)
@@ -455,6 +464,27 @@ static void test_the_first_that_cannot_be_removed_is_named(void **state)
     expect_steps("2- 11 31 32 33t 34t");
 }
 
+/* Names that could be ours, of what is not. */
+static void test_only_files_are_ours(void **state)
+{
+    (void)state;
+    unlink(in_dir("step-00000033.tmp/notes.txt")); /* of the test before */
+    unlink(in_dir("step-00000034.tmp/notes.txt"));
+    save(14, "x", true);
+    save(15, "x", true);
+    save(16, "x", true);
+    assert_int_equal(mkdir(in_dir("step-00000014/shard-00009.bin"), 0777), 0);
+    assert_int_equal(symlink("elsewhere", in_dir("step-00000015/shard-00009.bin")), 0);
+    prune(1, 0, 16);
+    expect_steps("2- 11 14 15 16");
+    assert_true(scratch_exists(in_dir("step-00000014/shard-00000.bin")));
+    assert_true(scratch_exists(in_dir("step-00000015/shard-00000.bin")));
+    assert_int_equal(rmdir(in_dir("step-00000014/shard-00009.bin")), 0);
+    assert_int_equal(unlink(in_dir("step-00000015/shard-00009.bin")), 0);
+    prune(1, 0, 16);
+    expect_steps("2- 11 16");
+}
+
 static void expect_archived(const char *away)
 {
     char name[64];
@@ -474,8 +504,6 @@ static void move_and_link(const char *name, const char *away)
 static void test_what_links_lead_to_stays(void **state)
 {
     (void)state;
-    unlink(in_dir("step-00000033.tmp/notes.txt")); /* of the test before */
-    unlink(in_dir("step-00000034.tmp/notes.txt"));
     for (int step = 40; step <= 43; step++)
         save(step, "archived", true);
     move_and_link("step-00000040", "archive-40");
@@ -526,6 +554,7 @@ int main(void)
         cmocka_unit_test(test_damaged_ones_push_out_no_good_one),
         cmocka_unit_test(test_foreign_entries_stay),
         cmocka_unit_test(test_the_first_that_cannot_be_removed_is_named),
+        cmocka_unit_test(test_only_files_are_ours),
         cmocka_unit_test(test_what_links_lead_to_stays),
         cmocka_unit_test(test_a_folder_that_cannot_be_made_is_named),
     };
