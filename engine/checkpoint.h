@@ -18,7 +18,8 @@
  * checks all that it needs before any rank changes anything. With checkpoint.resume = auto a
  * damaged checkpoint is passed over with one warning, for the newest one that is whole; when some
  * are there and none is whole, or the one named by path is not, the run ends with
- * TR_ERR_CHECKPOINT, and of a named one the newest good one beside it is told. A checkpoint of another model is refused with TR_ERR_SETTINGS. Changed
+ * TR_ERR_CHECKPOINT, and of a named one the newest good one beside it is told. A checkpoint of another model (its
+ * tensors, or what their shapes do not tell: heads, norm, position, mlp) is refused with TR_ERR_SETTINGS. Changed
  * settings: the mathematics as one warning with old and new values, the layout as one line of
  * information.
  *

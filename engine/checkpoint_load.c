@@ -63,6 +63,41 @@ static tr_status model_compare(const tr_run *run, const tr_checkpoint *checkpoin
     return refuse_model(checkpoint, text);
 }
 
+/* The settings that a checkpoint was saved with: tr_config_clear. False, with a message, where they cannot be read. */
+static bool recorded_read(tr_config *recorded, const tr_manifest *manifest, const char *path)
+{
+    tr_config_init(recorded);
+    if (tr_config_read_text(recorded, path, manifest->config, strlen(manifest->config)) == TR_OK)
+        return true;
+    tr_config_clear(recorded);
+    return false;
+}
+
+/* What the shapes of tensors do not tell. Of the recorded settings those that are there. */
+static tr_status structure_compare(const tr_run *run, const tr_checkpoint *checkpoint)
+{
+    static const char *const names[] = {"model.heads", "model.kv_heads", "model.head_dim",
+                                        "model.norm",  "model.position", "model.mlp"};
+    tr_config recorded;
+    tr_status status = TR_OK;
+    if (!recorded_read(&recorded, tr_checkpoint_manifest(checkpoint),
+                       tr_checkpoint_path(checkpoint)))
+        return TR_OK; /* told when it is resumed */
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && status == TR_OK; i++) {
+        char *there = tr_config_get(&recorded, names[i]),
+             *here = tr_config_get(&run->cfg, names[i]);
+        if (tr_config_is_set(&recorded, names[i]) && strcmp(there, here) != 0) {
+            char *text = tr_format("%s is %s there and %s here", names[i], there, here);
+            status = refuse_model(checkpoint, text);
+            tr_free(text);
+        }
+        tr_free(there);
+        tr_free(here);
+    }
+    tr_config_clear(&recorded);
+    return status;
+}
+
 /* ---- state ---- */
 
 static bool wants_kind(const tr_run *run, tr_shard_kind kind)
@@ -113,6 +148,7 @@ static tr_status open_and_compare(tr_run *run, const char *path, const tr_node_w
 {
     TR_TRY(tr_checkpoint_open(checkpoint, path));
     TR_TRY(model_compare(run, *checkpoint));
+    TR_TRY(structure_compare(run, *checkpoint));
     TR_TRY(kinds_check(run, *checkpoint));
     for (int i = 0; i < num_wants; i++)
         for (int p = 0; p < wants[i].num_pieces; p++)
@@ -125,10 +161,9 @@ static tr_status open_and_compare(tr_run *run, const char *path, const tr_node_w
 static bool has_loss_scale(const tr_manifest *manifest)
 {
     tr_config recorded;
-    tr_config_init(&recorded);
-    bool read = tr_config_read_text(&recorded, "the checkpoint", manifest->config,
-                                    strlen(manifest->config)) == TR_OK;
-    bool scaled = !read || recorded.train.precision == TR_F16;
+    if (!recorded_read(&recorded, manifest, "the checkpoint"))
+        return true;
+    bool scaled = recorded.train.precision == TR_F16;
     tr_config_clear(&recorded);
     return scaled;
 }
@@ -187,11 +222,13 @@ static char *diff_line(const char *diff, const char *const *sections)
 static void changes_print(const tr_run *run, const tr_config *recorded)
 {
     static const char *const sections[] = {"parallel.", "memory.", "device.", NULL};
+    static const char *const of_weights[] = {"model.norm_eps", "model.rope_theta", NULL};
+    bool weights_only = run->cfg.checkpoint.weights_only; /* a new run: its training is its own */
     char *mathematics = tr_config_diff(recorded, &run->cfg, TR_HALF_MATHEMATICS);
     char *layout = tr_config_diff(recorded, &run->cfg, TR_HALF_LAYOUT);
-    char *mathematics_line = diff_line(mathematics, NULL);
+    char *mathematics_line = diff_line(mathematics, weights_only ? of_weights : NULL);
     char *layout_line = diff_line(layout, sections);
-    if (mathematics_line != NULL && !run->cfg.checkpoint.weights_only)
+    if (mathematics_line != NULL)
         tr_log_warning("the mathematics changed since the checkpoint (old / new): %s; the new "
                        "values hold from here on",
                        mathematics_line);
@@ -230,12 +267,12 @@ static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
                     "rounding, not bit for bit",
                     manifest->numerics, run->device->numerics);
     counts_print(&run->loaded);
-    tr_config_init(&recorded);
-    if (tr_config_read_text(&recorded, path, manifest->config, strlen(manifest->config)) == TR_OK)
-        changes_print(run, &recorded);
-    else
+    if (!recorded_read(&recorded, manifest, path)) {
         tr_log_warning("settings were not compared: the recorded ones cannot be read: %s",
                        tr_error_message());
+        return;
+    }
+    changes_print(run, &recorded);
     tr_config_clear(&recorded);
 }
 

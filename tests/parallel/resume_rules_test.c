@@ -285,6 +285,57 @@ static void test_changed_rate(fx_job *job)
     }
 }
 
+/* ---- another model ---- */
+
+/* One whose tensors have the same names and shapes is refused as others are, also where only weights are taken, and nothing is loaded. */
+static void test_same_shapes(fx_job *job)
+{
+    static const struct {
+        const char *settings, *said;
+    } models[] = {{"model.heads=2", "model.heads is 4 there and 2 here"},
+                  {"model.heads=8", "model.heads is 4 there and 8 here"},
+                  {"model.heads=2 checkpoint.weights_only=true", "model.heads is 4"}};
+    fx_run fx;
+    open_run(job, &fx, "model", "parallel.data=2");
+    save(&fx);
+    fx_close(&fx);
+    for (int i = 0; i < 3; i++) {
+        bool resumed = false;
+        open_run(job, &fx, "model", models[i].settings);
+        if (fx.run != NULL) {
+            tr_status status = tr_run_resume(fx.run, &resumed);
+            fx_check(job,
+                     status == TR_ERR_SETTINGS && !resumed &&
+                         strstr(tr_error_message(), "another model") != NULL &&
+                         strstr(tr_error_message(), models[i].said) != NULL,
+                     "%s: status %d: %s", models[i].settings, (int)status, tr_error_message());
+        }
+        fx_close(&fx);
+    }
+}
+
+/* Who takes weights only is told what makes another function of them, and nothing of the training. */
+static void test_weights_of_another_function(fx_job *job)
+{
+    char *path = tr_format("%s/log-weights", folder);
+    fx_run fx;
+    open_run(job, &fx, "function", "parallel.data=2");
+    save(&fx);
+    fx_close(&fx);
+    open_run(job, &fx, "function",
+             "checkpoint.weights_only=true model.norm_eps=0.01 train.lr=2e-3");
+    if (job->rank == 0)
+        fx_check(job, tr_log_file_open(path), "cannot write %s", path);
+    resume(&fx, 0);
+    if (job->rank == 0) {
+        tr_log_file_close();
+        fx_check(job, fx_lines_with(path, "(old / new): model.norm_eps: 1e-05 / 0.01; ") == 1,
+                 "a changed model.norm_eps is not told");
+    }
+    fx_close(&fx);
+    tr_free(path);
+}
+
 /* ---- what is missing ---- */
 
 /* Fewer ranks than wrote the checkpoint need the files of those who are no more, too. */
@@ -330,6 +381,7 @@ int main(int argc, char **argv)
         {"stop_and_go", test_stop_and_go},   {"small_updates", test_small_updates},
         {"weights_only", test_weights_only}, {"rate", test_rate},
         {"changed_rate", test_changed_rate}, {"missing_file", test_missing_file},
+        {"same_shapes", test_same_shapes},   {"other_function", test_weights_of_another_function},
     };
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
