@@ -15,12 +15,17 @@
 #include <vector>
 
 #include "tests/cudasim/runtime/sim_error.h"
-#include "tests/cudasim/simt_fiber.h"
+#include "tests/cudasim/simt_access.h"
 #include "tests/cudasim/simt_int.h"
 
-uint3 threadIdx, blockIdx;
-dim3 blockDim, gridDim;
+/* In a section of their own, by which the checks of accesses know them. */
+#define BUILTIN __attribute__((section("simt_builtin")))
+BUILTIN uint3 threadIdx, blockIdx;
+BUILTIN dim3 blockDim, gridDim;
 uint64_t simt_launch_number;
+uint32_t simt_now, simt_block_start, simt_launch_start;
+simt_fiber *simt_running_fiber = &simt_fiber_host;
+int simt_running = -1;
 
 struct thread_state {
     simt_fiber *fiber; /* null until it begins */
@@ -36,6 +41,7 @@ struct warp_state {
     uint32_t live;       /* not ended */
     uint32_t ready;      /* may run */
     uint32_t collecting; /* wait in a collective */
+    uint16_t barriers;   /* of the warp since the last one of the block */
 };
 
 /* Where a choice among up to 32 candidates begins, and in which direction it goes. */
@@ -57,8 +63,7 @@ static struct {
     thread_state threads[SIMT_MAX_THREADS];
     warp_state warps[SIMT_MAX_THREADS / SIMT_WARP];
     uint32_t ready_warps;
-    int running = -1; /* thread; -1 outside grids */
-    int warp;         /* the one that goes on while it can */
+    int warp; /* the one that goes on while it can */
     int num_live, num_waiting;
     simt_site barrier; /* where the waiting threads wait */
     turn warp_turn, lane_turns[SIMT_MAX_THREADS / SIMT_WARP];
@@ -70,7 +75,6 @@ static struct {
     uint64_t state; /* of the random numbers */
 } order;
 
-static simt_fiber *running_fiber = &simt_fiber_host;
 static std::vector<simt_fiber *> idle_fibers;
 
 /* ---- messages */
@@ -94,23 +98,23 @@ void simt_fail(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    fail_thread(block.running, format, args);
+    fail_thread(simt_running, format, args);
 }
 
 void simt_fail_lane(int lane, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    fail_thread(block.running / SIMT_WARP * SIMT_WARP + lane, format, args);
+    fail_thread(simt_running / SIMT_WARP * SIMT_WARP + lane, format, args);
 }
 
 /* The sanitizers call these when they have found an error. */
 static void sanitizer_note()
 {
     char place[512];
-    if (block.running < 0)
+    if (simt_running < 0)
         return;
-    place_write(place, sizeof place, block.running);
+    place_write(place, sizeof place, simt_running);
     fprintf(stderr, "cudasim: %s: an error that the sanitizer reports\n", place);
 }
 
@@ -196,7 +200,7 @@ static void warp_leave()
 
 static void thread_enter(int thread)
 {
-    block.running = thread;
+    simt_running = thread;
     threadIdx = grid.places[thread];
 }
 
@@ -235,8 +239,8 @@ static simt_fiber *fiber_take()
 
 static void fiber_continue(simt_fiber *to)
 {
-    simt_fiber *from = running_fiber;
-    running_fiber = to;
+    simt_fiber *from = simt_running_fiber;
+    simt_running_fiber = to;
     simt_fiber_switch(from, to);
 }
 
@@ -247,7 +251,7 @@ static void fiber_continue(simt_fiber *to)
         if (!(warp->collecting >> t % SIMT_WARP & 1))
             continue;
         const thread_state *thread = &block.threads[t];
-        block.running = t;
+        simt_running = t;
         simt_fail(
             "%s at %s:%d waits for lanes that do not come: its mask is 0x%08x, of which 0x%08x "
             "came; the others wait at the barrier at %s:%d",
@@ -260,7 +264,7 @@ static void fiber_continue(simt_fiber *to)
 /* Runs other threads until the running one may go on; it is in the ready set, or will be put there. */
 static void thread_wait()
 {
-    int self = block.running, next = ready_take();
+    int self = simt_running, next = ready_take();
     if (next < 0)
         fail_stuck();
     if (next == self)
@@ -277,7 +281,7 @@ static void collective_try(int w, int lane);
 /* The thread that ran has returned from the kernel. */
 static void thread_end()
 {
-    int self = block.running, w = self / SIMT_WARP, lane = self % SIMT_WARP;
+    int self = simt_running, w = self / SIMT_WARP, lane = self % SIMT_WARP;
     simt_copy_thread_end();
     if (block.num_waiting > 0)
         simt_fail("the thread ended while %d others wait at the barrier at %s:%d",
@@ -305,10 +309,11 @@ static void block_begin()
     for (int w = 0; w < grid.num_warps; w++) {
         int lanes = grid.num_threads - w * SIMT_WARP;
         uint32_t all = lanes >= SIMT_WARP ? 0xffffffffu : (1u << lanes) - 1u;
-        block.warps[w] = {.live = all, .ready = all, .collecting = 0};
+        block.warps[w] = {.live = all, .ready = all, .collecting = 0, .barriers = 0};
     }
     block.ready_warps = (uint32_t)((1ull << grid.num_warps) - 1);
     turns_draw();
+    simt_block_start = ++simt_now;
 }
 
 /* The next thread of this block, of a block that this begins, or -1 when the grid is done. */
@@ -328,21 +333,22 @@ static int thread_next()
 static void worker_loop()
 {
     for (;;) {
+        simt_access_thread();
         (*grid.thread)();
         thread_end();
         int next = thread_next();
         if (next < 0) {
-            idle_fibers.push_back(running_fiber);
+            idle_fibers.push_back(simt_running_fiber);
             fiber_continue(&simt_fiber_host);
             continue; /* with the thread that the next grid entered */
         }
         thread_state *thread = &block.threads[next];
         thread_enter(next);
         if (thread->fiber == nullptr) {
-            thread->fiber = running_fiber;
+            thread->fiber = simt_running_fiber;
             continue;
         }
-        idle_fibers.push_back(running_fiber);
+        idle_fibers.push_back(simt_running_fiber);
         fiber_continue(thread->fiber);
     }
 }
@@ -372,10 +378,13 @@ void simt_barrier(simt_site site)
                   site.file, site.line, block.num_waiting, block.barrier.file, block.barrier.line);
     block.num_waiting++;
     if (block.num_waiting == block.num_live) {
-        for (int w = 0; w < grid.num_warps; w++)
+        for (int w = 0; w < grid.num_warps; w++) {
             ready_add(w, block.warps[w].live);
+            block.warps[w].barriers = 0;
+        }
         turns_draw();
         block.num_waiting = 0;
+        simt_now++;
     }
     thread_wait();
 }
@@ -408,6 +417,8 @@ static void collective_try(int w, int lane)
     }
     if (first->collective != nullptr)
         first->collective->complete(args, lanes);
+    else
+        warp->barriers++;
     warp->collecting &= ~lanes;
     ready_add(w, lanes);
     warp_leave();
@@ -416,7 +427,7 @@ static void collective_try(int w, int lane)
 void simt_collect(const simt_collective *collective, const char *name, uint32_t mask, void *arg,
                   simt_site site)
 {
-    int self = block.running, w = self / SIMT_WARP, lane = self % SIMT_WARP;
+    int self = simt_running, w = self / SIMT_WARP, lane = self % SIMT_WARP;
     if (!(mask >> lane & 1))
         simt_fail("%s at %s:%d: the calling lane %d is not in its mask 0x%08x", name, site.file,
                   site.line, lane, mask);
@@ -486,14 +497,14 @@ uint32_t simt_ballot(uint32_t mask, bool predicate, const char *name, simt_site 
     return arg.result;
 }
 
-int simt_thread_index()
+uint16_t simt_warp_barriers()
 {
-    return block.running;
+    return block.warps[simt_running / SIMT_WARP].barriers;
 }
 
 int simt_lane()
 {
-    return block.running % SIMT_WARP;
+    return simt_running % SIMT_WARP;
 }
 
 /* ---- grids */
@@ -536,6 +547,8 @@ void simt_run(const char *name, dim3 grid_size, dim3 block_size, size_t shared_b
     if (!order.set)
         order_read();
     simt_launch_number++;
+    simt_launch_start = ++simt_now;
+    simt_access_launch();
     grid.name = name;
     grid.thread = &thread;
     gridDim = grid_size;
@@ -552,7 +565,7 @@ void simt_run(const char *name, dim3 grid_size, dim3 block_size, size_t shared_b
     block.num_live = 0;
     thread_enter(thread_next());
     simt_fiber *fiber = fiber_take();
-    block.threads[block.running].fiber = fiber;
+    block.threads[simt_running].fiber = fiber;
     fiber_continue(fiber);
-    block.running = -1;
+    simt_running = -1;
 }

@@ -5,6 +5,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "tests/cudasim/simt_access.h"
+
 enum { M = 16, N = 8, K = 16, ROW_BYTES = 16 };
 
 static const uint32_t whole_warp = 0xffffffffu;
@@ -105,6 +107,7 @@ void simt_ldmatrix(uint32_t *r, int count, const void *row, bool transposed, sim
     if ((uintptr_t)row % ROW_BYTES != 0 || !simt_is_shared(row, ROW_BYTES))
         simt_fail("ldmatrix at %s:%d: %p is not 16 aligned bytes of the block's shared memory",
                   site.file, site.line, row);
+    simt_access(SIMT_READ, row, ROW_BYTES, __builtin_return_address(0));
     ldmatrix_arg arg = {r, (const unsigned char *)row, count, transposed};
     simt_collect(&ldmatrix, transposed ? "ldmatrix.trans" : "ldmatrix", whole_warp, &arg, site);
 }

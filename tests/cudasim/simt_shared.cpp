@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "tests/cudasim/simt_access.h"
 #include "tests/cudasim/simt_int.h"
 
 extern "C" {
@@ -123,25 +124,27 @@ void simt_copy_start(void *dst, const void *src, size_t bytes)
                   bytes, src, dst);
     if (!simt_is_shared(dst, bytes))
         simt_fail("an asynchronous copy to %p, which is not in the block's shared memory", dst);
-    copy_list *list = &copy_lists[simt_thread_index()];
+    copy_list *list = &copy_lists[simt_running];
+    simt_access_copy_begin(dst, bytes, __builtin_return_address(0));
     memset(dst, POISON, bytes);
     list->copies.push_back({dst, src, bytes, list->groups});
 }
 
 void simt_copy_commit()
 {
-    copy_lists[simt_thread_index()].groups++;
+    copy_lists[simt_running].groups++;
 }
 
 /* Copies since the last commit belong to no group yet: no wait covers them. */
 void simt_copy_wait(int groups_left)
 {
-    copy_list *list = &copy_lists[simt_thread_index()];
+    copy_list *list = &copy_lists[simt_running];
     size_t landed = 0;
     for (; landed < list->copies.size(); landed++) {
         const copy &c = list->copies[landed];
         if (c.group >= list->groups - groups_left)
             break;
+        simt_access_copy_end(c.dst, c.bytes, __builtin_return_address(0));
         if (c.src != nullptr)
             memcpy(c.dst, c.src, c.bytes);
         else
@@ -152,7 +155,7 @@ void simt_copy_wait(int groups_left)
 
 void simt_copy_thread_end()
 {
-    copy_list *list = &copy_lists[simt_thread_index()];
+    copy_list *list = &copy_lists[simt_running];
     if (!list->copies.empty())
         simt_fail("the thread ended and had not waited for %zu asynchronous copies",
                   list->copies.size());

@@ -4,6 +4,9 @@
 
 #include "tests/cudasim/simt.h"
 
+/* Functions that do what kernels must not, to see what the emulator does then; not checked where kernels are (simt_access.h). */
+#define SIMT_TEST_UNCHECKED __attribute__((no_sanitize("thread")))
+
 enum { SIMT_TEST_ORDERS = 8 };
 
 /* Order `i` of SIMT_TEST_ORDERS: forward, reverse, then seeded ones. */

@@ -127,13 +127,13 @@ static void test_ldmatrix(void **state)
     });
 }
 
-static bool is_poison(const uint4 &value)
+SIMT_TEST_UNCHECKED static bool is_poison(const uint4 &value)
 {
     return (value.x & value.y & value.z & value.w) == 0xffffffffu;
 }
 
 /* Four groups of one copy each, then one that is not committed. */
-static void copy_kernel(const uint4 *global)
+SIMT_TEST_UNCHECKED static void copy_kernel(const uint4 *global)
 {
     TR_SHARED(uint4, tiles, [6][32]);
     unsigned int t = threadIdx.x;

@@ -78,17 +78,21 @@ static void test_launch_valid(void **state)
 static void test_block_orders(void **state)
 {
     (void)state;
-    std::vector<std::vector<unsigned int>> seen;
+    enum { BLOCKS = 12 };
+    unsigned int seen[SIMT_TEST_ORDERS][BLOCKS], order = 0;
     simt_test_orders([&] {
-        std::vector<unsigned int> blocks;
-        simt_run("blocks", 12, 1, 0, [&] { blocks.push_back(blockIdx.x); });
-        seen.push_back(blocks);
+        int count = 0;
+        simt_run("blocks", BLOCKS, 1, 0,
+                 [&]() SIMT_TEST_UNCHECKED { seen[order][count++] = blockIdx.x; });
+        order++;
     });
-    for (unsigned int b = 0; b < 12; b++) {
+    for (unsigned int b = 0; b < BLOCKS; b++) {
         assert_int_equal(seen[0][b], b);
-        assert_int_equal(seen[1][b], 11 - b);
+        assert_int_equal(seen[1][b], BLOCKS - 1 - b);
     }
-    assert_true(seen[2] != seen[0] && seen[2] != seen[1] && seen[3] != seen[2]);
+    for (int i = 2; i < 4; i++)
+        for (int before = 0; before < i; before++)
+            assert_memory_not_equal(seen[i], seen[before], sizeof seen[i]);
 }
 
 /* ---- exchanges of a warp */
@@ -221,7 +225,7 @@ static void test_barriers(void **state)
     });
 }
 
-static bool holds(const void *memory, size_t bytes, unsigned char value)
+SIMT_TEST_UNCHECKED static bool holds(const void *memory, size_t bytes, unsigned char value)
 {
     const unsigned char *p = (const unsigned char *)memory;
     for (size_t i = 0; i < bytes; i++)
@@ -230,7 +234,7 @@ static bool holds(const void *memory, size_t bytes, unsigned char value)
     return true;
 }
 
-template <typename T> static void poison_kernel(int *num_clean)
+template <typename T> SIMT_TEST_UNCHECKED static void poison_kernel(int *num_clean)
 {
     TR_SHARED(T, one, );
     TR_SHARED(T, table, [3][5]);

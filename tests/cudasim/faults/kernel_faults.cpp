@@ -363,6 +363,50 @@ static bool run_write_race(bool planted)
     return y[0] == number(THREADS - 1);
 }
 
+/* All add to one number without atomic operations. Additions are whole between barriers here, so that none is lost. */
+static void update_kernel(bool planted, bool half_atomic, int *y)
+{
+    TR_SHARED(int, sum, [1]);
+    if (threadIdx.x == 0)
+        sum[0] = 0;
+    __syncthreads();
+    if (planted && !(half_atomic && threadIdx.x % 2 != 0))
+        sum[0] += (int)threadIdx.x;
+    else
+        atomicAdd(&sum[0], (int)threadIdx.x);
+    __syncthreads();
+    y[threadIdx.x] = sum[0];
+}
+
+static bool run_lost_update(bool planted)
+{
+    int y[THREADS];
+    simt_run("update", 1, THREADS, 0, [&] { update_kernel(planted, false, y); });
+    return y[0] == THREADS * (THREADS - 1) / 2;
+}
+
+static bool run_half_atomic(bool planted)
+{
+    int y[THREADS];
+    simt_run("update", 1, THREADS, 0, [&] { update_kernel(planted, true, y); });
+    return y[0] == THREADS * (THREADS - 1) / 2;
+}
+
+static void block_update_kernel(bool planted, int *y)
+{
+    if (threadIdx.x == 0 && planted)
+        *y += (int)blockIdx.x;
+    else if (threadIdx.x == 0)
+        atomicAdd(y, (int)blockIdx.x);
+}
+
+static bool run_block_update(bool planted)
+{
+    std::unique_ptr<int> y(new int(0));
+    simt_run("block_update", 8, 32, 0, [&] { block_update_kernel(planted, y.get()); });
+    return *y == 28;
+}
+
 /* Each block reads what its neighbour writes. */
 static void blocks_kernel(bool planted, const float *x, float *y)
 {
@@ -501,34 +545,52 @@ static bool run_mma_lane(bool planted)
     return y[0] == 4.0f;
 }
 
+const char *const WRONG_RESULT = "a wrong result";
+const char *const NOTHING = "nothing";
+
+#define RACE "a race in shared memory"
+#define GLOBAL_RACE "a race in global memory"
+#define UNWRITTEN "no thread of the block has written"
+#define IN_FLIGHT "has not been waited for"
+/* The read before the write, or after it: which of them is seen depends on the order. */
+#define AN_ERROR "memory"
+#define OUT_OF_BOUNDS "heap-buffer-overflow"
+#define BETWEEN_VARIABLES "use-after-poison"
+
 const kernel_fault kernel_faults[] = {
-    {"a read past the end of global memory", run_read_past_end, "heap-buffer-overflow"},
-    {"a write past the end of global memory", run_write_past_end, "heap-buffer-overflow"},
-    {"a write past a variable in shared memory", run_shared_end, "use-after-poison"},
-    {"too little dynamic shared memory", run_dynamic_end, "use-after-poison"},
-    {"a 16-byte load that is not aligned", run_misaligned, "misaligned address"},
-    {"a read of shared memory that nobody wrote", run_uninitialised, nullptr},
-    {"shared memory expected from the block before", run_carry, nullptr},
-    {"no barrier between writing and reading", run_missing_barrier, nullptr},
-    {"no barrier before shared memory is written again", run_missing_loop_barrier, nullptr},
-    {"no barrier between the lanes of a warp", run_missing_warp_barrier, nullptr},
-    {"a thread that ends before a barrier", run_exit_before_barrier, "barrier"},
-    {"barriers at two places", run_split_barrier, "is reached while"},
-    {"unequal numbers of barriers", run_unequal_rounds, "barrier"},
-    {"a shuffle from a lane outside its mask", run_absent_lane, "takes no part in it"},
-    {"a shuffle in a branch", run_branch_shuffle, "waits for lanes that do not come"},
-    {"a mask without the calling lane", run_own_lane, "is not in its mask"},
-    {"a float sum in the order of threads", run_ordered_sum, nullptr},
-    {"many threads write one place", run_write_race, nullptr},
-    {"blocks that rely on their order", run_block_order, nullptr},
-    {"no wait for a copy", run_copies<NO_WAIT>, nullptr},
-    {"a wait that leaves the copy out", run_copies<EARLY_WAIT>, nullptr},
-    {"no barrier after the wait for a copy", run_copies<NO_BARRIER>, nullptr},
-    {"a copy into a tile that others read", run_copies<NO_LOOP_BARRIER>, nullptr},
-    {"a copy on its way when the thread ends", run_copies<NO_FINAL_WAIT>, "had not waited for"},
-    {"an asynchronous copy to global memory", run_copy_target, "not in the block's shared memory"},
-    {"an asynchronous copy from past the end", run_copy_source, "heap-buffer-overflow"},
-    {"a matrix row that is not aligned", run_ldmatrix_row, "is not 16 aligned bytes"},
-    {"a tensor-core product without a lane", run_mma_lane, "needs all lanes"},
+    {"a read past the end of global memory", run_read_past_end, OUT_OF_BOUNDS, OUT_OF_BOUNDS},
+    {"a write past the end of global memory", run_write_past_end, OUT_OF_BOUNDS, OUT_OF_BOUNDS},
+    {"a write past a variable in shared memory", run_shared_end, BETWEEN_VARIABLES,
+     BETWEEN_VARIABLES},
+    {"too little dynamic shared memory", run_dynamic_end, BETWEEN_VARIABLES, BETWEEN_VARIABLES},
+    {"a 16-byte load that is not aligned", run_misaligned, "misaligned", "misaligned"},
+    {"a read of shared memory that nobody wrote", run_uninitialised, WRONG_RESULT, UNWRITTEN},
+    {"shared memory expected from the block before", run_carry, WRONG_RESULT, UNWRITTEN},
+    {"no barrier between writing and reading", run_missing_barrier, WRONG_RESULT, AN_ERROR},
+    {"no barrier before shared memory is rewritten", run_missing_loop_barrier, WRONG_RESULT, RACE},
+    {"no barrier between the lanes of a warp", run_missing_warp_barrier, WRONG_RESULT, AN_ERROR},
+    {"a thread that ends before a barrier", run_exit_before_barrier, "barrier", "barrier"},
+    {"barriers at two places", run_split_barrier, "is reached while", "is reached while"},
+    {"unequal numbers of barriers", run_unequal_rounds, "barrier", "barrier"},
+    {"a shuffle from a lane outside its mask", run_absent_lane, "takes no part", "takes no part"},
+    {"a shuffle in a branch", run_branch_shuffle, "lanes that do not come", "do not come"},
+    {"a mask without the calling lane", run_own_lane, "is not in its mask", "not in its mask"},
+    {"a float sum in the order of threads", run_ordered_sum, WRONG_RESULT, WRONG_RESULT},
+    {"many threads write one place", run_write_race, WRONG_RESULT, RACE},
+    {"many threads add to one place", run_lost_update, NOTHING, RACE},
+    {"atomic and plain additions to one place", run_half_atomic, NOTHING, RACE},
+    {"blocks that rely on their order", run_block_order, WRONG_RESULT, GLOBAL_RACE},
+    {"blocks that add to one place", run_block_update, NOTHING, GLOBAL_RACE},
+    {"no wait for a copy", run_copies<NO_WAIT>, WRONG_RESULT, IN_FLIGHT},
+    {"a wait that leaves the copy out", run_copies<EARLY_WAIT>, WRONG_RESULT, IN_FLIGHT},
+    {"no barrier after the wait for a copy", run_copies<NO_BARRIER>, WRONG_RESULT, AN_ERROR},
+    {"a copy into a tile that others read", run_copies<NO_LOOP_BARRIER>, WRONG_RESULT, AN_ERROR},
+    {"a copy on its way at the thread's end", run_copies<NO_FINAL_WAIT>, "had not waited for",
+     "not waited"},
+    {"an asynchronous copy to global memory", run_copy_target, "not in the block's shared",
+     "not in the block"},
+    {"an asynchronous copy from past the end", run_copy_source, OUT_OF_BOUNDS, OUT_OF_BOUNDS},
+    {"a matrix row that is not aligned", run_ldmatrix_row, "is not 16 aligned bytes", "16 aligned"},
+    {"a tensor-core product without a lane", run_mma_lane, "needs all lanes", "needs all"},
 };
 const int num_kernel_faults = sizeof kernel_faults / sizeof *kernel_faults;

@@ -15,6 +15,7 @@
 #include <vector_types.h>
 
 #include "tests/cudasim/simt.h"
+#include "tests/cudasim/simt_access.h"
 
 #define __global__
 #define __device__
@@ -130,41 +131,48 @@ inline int __all_sync(unsigned int mask, int predicate, CUDASIM_SITE)
 
 #undef CUDASIM_SITE
 
-/* Atomic operations; each returns the old value. */
+/* Atomic operations; each returns the old value. Their accesses are told to the emulator as what they are. */
 
+#define CUDASIM_ATOMIC __attribute__((no_sanitize("thread")))
 #define CUDASIM_ATOMICS(T)                                                                         \
-    inline T atomicAdd(T *address, T value)                                                        \
+    CUDASIM_ATOMIC inline T atomicAdd(T *address, T value)                                         \
     {                                                                                              \
+        simt_access(SIMT_ATOMIC, address, sizeof *address, __builtin_return_address(0));           \
         T old = *address;                                                                          \
         *address = (T)((unsigned long long)old + (unsigned long long)value);                       \
         return old;                                                                                \
     }                                                                                              \
-    inline T atomicOr(T *address, T value)                                                         \
+    CUDASIM_ATOMIC inline T atomicOr(T *address, T value)                                          \
     {                                                                                              \
+        simt_access(SIMT_ATOMIC, address, sizeof *address, __builtin_return_address(0));           \
         T old = *address;                                                                          \
         *address = old | value;                                                                    \
         return old;                                                                                \
     }                                                                                              \
-    inline T atomicMax(T *address, T value)                                                        \
+    CUDASIM_ATOMIC inline T atomicMax(T *address, T value)                                         \
     {                                                                                              \
+        simt_access(SIMT_ATOMIC, address, sizeof *address, __builtin_return_address(0));           \
         T old = *address;                                                                          \
         *address = old > value ? old : value;                                                      \
         return old;                                                                                \
     }                                                                                              \
-    inline T atomicMin(T *address, T value)                                                        \
+    CUDASIM_ATOMIC inline T atomicMin(T *address, T value)                                         \
     {                                                                                              \
+        simt_access(SIMT_ATOMIC, address, sizeof *address, __builtin_return_address(0));           \
         T old = *address;                                                                          \
         *address = old < value ? old : value;                                                      \
         return old;                                                                                \
     }                                                                                              \
-    inline T atomicExch(T *address, T value)                                                       \
+    CUDASIM_ATOMIC inline T atomicExch(T *address, T value)                                        \
     {                                                                                              \
+        simt_access(SIMT_ATOMIC, address, sizeof *address, __builtin_return_address(0));           \
         T old = *address;                                                                          \
         *address = value;                                                                          \
         return old;                                                                                \
     }                                                                                              \
-    inline T atomicCAS(T *address, T compare, T value)                                             \
+    CUDASIM_ATOMIC inline T atomicCAS(T *address, T compare, T value)                              \
     {                                                                                              \
+        simt_access(SIMT_ATOMIC, address, sizeof *address, __builtin_return_address(0));           \
         T old = *address;                                                                          \
         *address = old == compare ? value : old;                                                   \
         return old;                                                                                \
@@ -174,6 +182,7 @@ CUDASIM_ATOMICS(int)
 CUDASIM_ATOMICS(unsigned int)
 CUDASIM_ATOMICS(unsigned long long)
 #undef CUDASIM_ATOMICS
+#undef CUDASIM_ATOMIC
 
 /* Loads and stores with a caching hint. */
 
