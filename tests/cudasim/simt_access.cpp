@@ -174,9 +174,10 @@ static void place_access(simt_access_kind kind, uintptr_t address, const void *p
     uint32_t start = is_shared ? simt_block_start : simt_launch_start;
     char here[512];
     if (p->copying)
-        simt_fail("the %s at %s touches the destination of an asynchronous copy that has not been "
-                  "waited for",
-                  access_name(kind), pc_text(pc, here, sizeof here));
+        simt_fail(
+            "the %s at %s touches shared memory to which an asynchronous copy goes that has not "
+            "been waited for",
+            access_name(kind), pc_text(pc, here, sizeof here));
     if (!(kind == SIMT_ATOMIC && p->atomic) && !is_ordered(&p->writer, start))
         fail_race(kind, address, pc, &p->writer, p->atomic ? "atomic operation" : "write");
     if (kind == SIMT_READ) {

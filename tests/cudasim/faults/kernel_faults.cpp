@@ -553,7 +553,7 @@ const char *const NOTHING = "nothing";
 #define UNWRITTEN "no thread of the block has written"
 #define IN_FLIGHT "has not been waited for"
 /* The read before the write, or after it: which of them is seen depends on the order. */
-#define AN_ERROR "memory"
+#define AN_ERROR "shared memory"
 #define OUT_OF_BOUNDS "heap-buffer-overflow"
 #define BETWEEN_VARIABLES "use-after-poison"
 
