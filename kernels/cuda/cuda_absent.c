@@ -16,8 +16,15 @@ tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *optio
         "configure again with -DTRINE_CUDA=ON, or use device.kind=cpu");
 }
 
-const char *tr_cuda_device_numerics(const tr_device *device)
+const char *tr_cuda_device_place(const tr_device *device)
 {
     (void)device;
     return "";
+}
+
+void *tr_cuda_device_stream(tr_device *device, tr_stream stream)
+{
+    (void)device;
+    (void)stream;
+    return NULL;
 }

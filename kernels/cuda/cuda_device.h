@@ -1,7 +1,8 @@
 /* The CUDA device: one GPU for one process.
  *
  * A build without the CUDA toolkit has these functions too (cuda_absent.c): none is present, and creation says so. A build with it runs
- * on machines without a driver; CUDA is touched only by the functions here. */
+ * on machines without a driver; CUDA is touched only by the functions here. A device's numerics read
+ * "cuda sm_90 NVIDIA H200 x 132 driver 13.0 runtime 13.0 cublasLt 130000". */
 #ifndef TR_KERNELS_CUDA_DEVICE_H
 #define TR_KERNELS_CUDA_DEVICE_H
 
@@ -24,12 +25,16 @@ typedef struct tr_cuda_options {
 /* Whether this process sees at least one GPU through a working driver. Starts the driver, not a context. */
 bool tr_cuda_is_present(void);
 
-/* The device of GPU local_rank. TR_ERR_MEMORY, with what was seen and what to do, for: no toolkit in the build, no driver or one too
- * old, fewer GPUs than processes on the node (unless `share`), compute capability below 8.0, a library that is missing or too old. */
+/* The device of GPU local_rank of those that the process sees; where it sees one, of that. TR_ERR_MEMORY, with what was seen and what to
+ * do, for: no toolkit in the build, no driver or one too old, fewer GPUs (two or more) than processes on the node unless `share`,
+ * compute capability below 8.0, a library that is missing or too old. */
 tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options);
 
-/* Text that names what fixes the device's bits ("cuda sm_90 driver 13.0 cublasLt 13.0.2"); valid while the device lives. */
-const char *tr_cuda_device_numerics(const tr_device *device);
+/* Text that is the same for two processes of a node only when they use one GPU (the GPU's UUID); valid while the device lives. */
+const char *tr_cuda_device_place(const tr_device *device);
+
+/* The cudaStream_t of a stream, for libraries that enqueue themselves (NCCL). */
+void *tr_cuda_device_stream(tr_device *device, tr_stream stream);
 
 #ifdef __cplusplus
 }

@@ -44,12 +44,17 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault = 4
 };
 
-enum cudaDeviceAttr {
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+typedef struct CUuuid_st {
+    char bytes[16];
+} cudaUUID_t;
+
+/* The members that Trine reads. */
+struct cudaDeviceProp {
+    char name[256];
+    cudaUUID_t uuid;
+    size_t totalGlobalMem;
+    int major, minor;
+    int multiProcessorCount;
 };
 
 #define cudaStreamNonBlocking 0x01
@@ -61,6 +66,7 @@ enum cudaDeviceAttr {
 #define cudaEventWaitDefault 0x00
 #define cudaDeviceScheduleAuto 0x00
 #define cudaDeviceScheduleBlockingSync 0x04
+#define cudaInitDeviceFlagsAreValid 0x01
 
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
@@ -73,7 +79,7 @@ cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaInitDevice(int device, unsigned int device_flags, unsigned int flags);
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
 cudaError_t cudaDeviceSynchronize(void);
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes);

@@ -1,0 +1,30 @@
+/* The CUDA device's own struct, for the files of kernels/cuda. */
+#ifndef TR_KERNELS_CUDA_DEVICE_INT_H
+#define TR_KERNELS_CUDA_DEVICE_INT_H
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/cuda_library.h"
+#include "kernels/cuda/cuda_matmul.h"
+#include "kernels/device.h"
+
+typedef struct tr_cuda_device {
+    tr_device base;
+    int index; /* of the GPU */
+    cudaStream_t streams[TR_STREAM_NUM];
+    void *workspace; /* the compute stream's */
+    size_t workspace_bytes;
+    tr_cuda_products *products;
+    char numerics[512], place[33];
+} tr_cuda_device;
+
+static inline tr_cuda_device *tr_cuda_device_of(tr_device *device)
+{
+    return (tr_cuda_device *)device;
+}
+
+/* cuda_ops.c: the operations of every CUDA device, and the scratch that they need. */
+extern const tr_ops tr_cuda_ops;
+size_t tr_cuda_ops_workspace(const tr_device *device, const tr_workspace_need *need);
+
+#endif
