@@ -18,7 +18,7 @@
 #include "tests/cudasim/runtime/sim_runtime.h"
 #include "tests/cudasim/runtime/sim_stream.h"
 
-enum { PAGE = 4096, POISON = 0xff, MAX_PINNED_ALIGN = 4096 };
+enum { PAGE = 4096, POISON = 0xff, PINNED_ALIGN = 4096, FILL_END = 1 << 20 };
 
 struct sim_allocation {
     size_t bytes, mapped; /* mapped: of device memory, without the guard pages */
@@ -28,6 +28,8 @@ struct memory_state {
     std::map<uintptr_t, sim_allocation> device, host;
     size_t device_bytes;
     int open; /* nested openings of the gate */
+    bool pages_open;
+    uint64_t closings;
 };
 
 static memory_state &state()
@@ -38,6 +40,16 @@ static memory_state &state()
 
 /* ---- the gate ---- */
 
+/* The protection key of device memory (pkeys(7)): the gate is a register of the running thread. -1 where the processor has none: then the gate is
+ * the protection of the pages, which costs time with their number, so that it is not closed each time while there are many. */
+static int gate_key()
+{
+    static int key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+    return key;
+}
+
+enum { CLOSE_EACH_TIME = 4 << 20, CLOSE_ONE_IN = 16 }; /* bytes; times */
+
 static void protect_all(int access)
 {
     for (const auto &entry : state().device)
@@ -47,14 +59,36 @@ static void protect_all(int access)
 
 void sim_memory_open()
 {
-    if (state().open++ == 0)
+    memory_state &s = state();
+    if (s.open++ > 0)
+        return;
+    if (gate_key() >= 0)
+        pkey_set(gate_key(), 0);
+    else if (!s.pages_open)
         protect_all(PROT_READ | PROT_WRITE);
+    s.pages_open = true;
 }
 
 void sim_memory_close()
 {
-    if (--state().open == 0)
+    memory_state &s = state();
+    if (--s.open > 0)
+        return;
+    if (gate_key() >= 0) {
+        pkey_set(gate_key(), PKEY_DISABLE_ACCESS);
+    } else if (s.device_bytes <= CLOSE_EACH_TIME || s.closings++ % CLOSE_ONE_IN == 0) {
         protect_all(PROT_NONE);
+        s.pages_open = false;
+    }
+}
+
+static void make_accessible(void *memory, size_t bytes)
+{
+    int access = PROT_READ | PROT_WRITE;
+    int failed = gate_key() >= 0 ? pkey_mprotect(memory, bytes, access, gate_key())
+                                 : mprotect(memory, bytes, access);
+    if (failed != 0)
+        cudasim_fail("mprotect of device memory failed");
 }
 
 /* ---- where an address lies ---- */
@@ -123,6 +157,17 @@ cudasim_counts cudasim_count(void)
 
 /* ---- device memory ---- */
 
+/* Large memory is filled at its ends only: most of an arena is never touched, and need not be there. */
+static void poison(unsigned char *memory, size_t bytes)
+{
+    if (bytes <= 2 * FILL_END) {
+        memset(memory, POISON, bytes);
+        return;
+    }
+    memset(memory, POISON, FILL_END);
+    memset(memory + bytes - FILL_END, POISON, FILL_END);
+}
+
 cudaError_t cudaMalloc(void **pointer, size_t bytes)
 {
     std::lock_guard<std::recursive_mutex> hold(sim_lock);
@@ -145,8 +190,8 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes)
     unsigned char *memory = start + PAGE;
     s.device[(uintptr_t)memory] = {bytes, mapped};
     s.device_bytes += bytes;
-    mprotect(memory, mapped, PROT_READ | PROT_WRITE);
-    memset(memory, POISON, bytes);
+    make_accessible(memory, mapped);
+    poison(memory, bytes);
     ASAN_POISON_MEMORY_REGION(memory + bytes, mapped - bytes);
     sim_memory_close();
     *pointer = memory;
@@ -194,7 +239,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags)
         return cudaSuccess;
     }
     void *memory = NULL;
-    if (posix_memalign(&memory, MAX_PINNED_ALIGN, bytes) != 0)
+    if (posix_memalign(&memory, PINNED_ALIGN, bytes) != 0)
         return sim_error_set(cudaErrorMemoryAllocation);
     memset(memory, POISON, bytes);
     state().host[(uintptr_t)memory] = {bytes, 0};
@@ -253,6 +298,20 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     });
 }
 
+/* Whole pages that become zero are given back: they are zero when they are touched again. */
+static void fill(unsigned char *memory, int value, size_t bytes)
+{
+    size_t head = (PAGE - (uintptr_t)memory % PAGE) % PAGE;
+    if (value != 0 || bytes < head + FILL_END) {
+        memset(memory, value, bytes);
+        return;
+    }
+    size_t pages = (bytes - head) / PAGE * PAGE;
+    memset(memory, 0, head);
+    madvise(memory + head, pages, MADV_DONTNEED);
+    memset(memory + head + pages, 0, bytes - head - pages);
+}
+
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream)
 {
     std::lock_guard<std::recursive_mutex> hold(sim_lock);
@@ -261,7 +320,7 @@ cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t
     cudasim_check_device("cudaMemsetAsync", pointer, bytes);
     const sim_range ranges[] = {{pointer, bytes}};
     return sim_enqueue(stream, "cudaMemsetAsync", ranges, 1, [=] {
-        memset(pointer, value, bytes);
+        fill((unsigned char *)pointer, value, bytes);
         return true;
     });
 }

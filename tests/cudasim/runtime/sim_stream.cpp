@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "tests/cudasim/runtime/sim_device.h"
 #include "tests/cudasim/runtime/sim_error.h"
 #include "tests/cudasim/runtime/sim_memory.h"
 #include "tests/cudasim/runtime/sim_runtime.h"
@@ -44,7 +45,7 @@ struct CUevent_st {
 /* How queued work runs ahead of what somebody waits for. */
 enum sim_mood {
     MOOD_LATEST,    /* not at all */
-    MOOD_FAVOURITE, /* one stream as far as it can */
+    MOOD_FAVOURITE, /* one stream as far as it can, with what it waits for */
     MOOD_SOME,      /* now and then a few works of any stream */
     MOOD_EAGER,     /* everything that can run does */
     MOOD_NUM
@@ -199,7 +200,7 @@ static void nudge()
         return;
     sim_memory_open();
     if (s.mood == MOOD_FAVOURITE) {
-        while (advance(s.favourite))
+        while (advance(needed(s.favourite)))
             ;
     } else if (s.mood == MOOD_SOME) {
         for (uint64_t i = draw(4) == 0 ? draw(8) : 0; i > 0; i--)
@@ -354,7 +355,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
     if (draw(2) == 0)
         advance(needed(stream));
     nudge();
-    return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+    return stream->queue.empty() ? cudaSuccess : sim_error_set(cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned int flags)
@@ -419,7 +420,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle)
     if (draw(2) == 0)
         advance(needed(point->stream));
     nudge();
-    return point->reached ? cudaSuccess : cudaErrorNotReady;
+    return point->reached ? cudaSuccess : sim_error_set(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle)
