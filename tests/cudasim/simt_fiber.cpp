@@ -80,29 +80,44 @@ enum { FRAME_WORDS = 20, FRAME_RETURN = 1 };
 #error "the emulator's fibers are written for x86-64 and arm64"
 #endif
 
-enum {
-    STACK_BYTES = 256 * 1024, /* of address space; a page is taken when it is first touched */
-    COLOURS =
-        16, /* stacks begin at different cache lines, or their tops would all share a few cache sets */
-    COLOUR_BYTES = 192
-};
+/* Stacks begin at different cache lines, or their tops would all share a few cache sets. */
+enum { STACK_BYTES = 256 * 1024, COLOURS = 16, COLOUR_BYTES = 192 };
 
 simt_fiber simt_fiber_host;
+
+/* All stacks lie in one region, of which a page is taken when it is first touched. AddressSanitizer takes the region for one stack, so that
+ * it need be told only when the process's own stack is left and entered again. */
+static char *region;
+static size_t region_bytes;
 
 /* The two sides of the switch that is under way. */
 static simt_fiber *leaving, *entering;
 static void (*fiber_loop)();
 
-static void switch_finish(simt_fiber *self)
+static void switch_start()
 {
-    if (__sanitizer_finish_switch_fiber) /* the bounds of the process's own stack become known here */
-        __sanitizer_finish_switch_fiber(self->fake_stack, &leaving->stack_base,
-                                        &leaving->stack_bytes);
+    if (!__sanitizer_start_switch_fiber)
+        return;
+    if (leaving == &simt_fiber_host)
+        __sanitizer_start_switch_fiber(&leaving->fake_stack, region, region_bytes);
+    else if (entering == &simt_fiber_host)
+        __sanitizer_start_switch_fiber(&leaving->fake_stack, entering->stack_base,
+                                       entering->stack_bytes);
+}
+
+static void switch_finish()
+{
+    if (!__sanitizer_finish_switch_fiber)
+        return;
+    if (leaving == &simt_fiber_host) /* where the process's own stack lies becomes known here */
+        __sanitizer_finish_switch_fiber(nullptr, &leaving->stack_base, &leaving->stack_bytes);
+    else if (entering == &simt_fiber_host)
+        __sanitizer_finish_switch_fiber(entering->fake_stack, nullptr, nullptr);
 }
 
 static void fiber_entry()
 {
-    switch_finish(entering);
+    switch_finish();
     fiber_loop();
     abort();
 }
@@ -110,19 +125,24 @@ static void fiber_entry()
 simt_fiber *simt_fiber_create(void (*loop)())
 {
     static unsigned int num_created;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    void *memory = mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0)
-        cudasim_fail("no memory for the stack of an emulated thread");
-    simt_fiber *fiber = (simt_fiber *)((char *)memory + page + STACK_BYTES) - 1; /* at the top */
-    fiber->stack_base = (char *)memory + page;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), each = STACK_BYTES + page;
+    if (region == nullptr) {
+        region_bytes = SIMT_MAX_FIBERS * each;
+        void *memory = mmap(nullptr, region_bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED)
+            cudasim_fail("no memory for the stacks of emulated threads");
+        region = (char *)memory;
+    }
+    char *guard = region + each * num_created;
+    if (num_created == SIMT_MAX_FIBERS || mprotect(guard, page, PROT_NONE) != 0)
+        cudasim_fail("no stack for an emulated thread");
+    simt_fiber *fiber = (simt_fiber *)(guard + each) - 1; /* at the stack's top */
+    fiber->stack_base = guard + page;
     fiber->stack_bytes = STACK_BYTES;
     fiber_loop = loop;
     uintptr_t top = (uintptr_t)fiber / 64 * 64 - (num_created++ % COLOURS) * COLOUR_BYTES;
     void **frame = (void **)top - FRAME_WORDS; /* 16-byte aligned */
-    for (int i = 0; i < FRAME_WORDS; i++)
-        frame[i] = nullptr;
     frame[FRAME_RETURN] = (void *)fiber_entry;
     fiber->stack_pointer = frame;
     return fiber;
@@ -132,8 +152,7 @@ void simt_fiber_switch(simt_fiber *from, simt_fiber *to)
 {
     leaving = from;
     entering = to;
-    if (__sanitizer_start_switch_fiber)
-        __sanitizer_start_switch_fiber(&from->fake_stack, to->stack_base, to->stack_bytes);
+    switch_start();
     simt_fiber_swap(&from->stack_pointer, to->stack_pointer);
-    switch_finish(from);
+    switch_finish();
 }

@@ -2,11 +2,13 @@
  *
  * A fiber is a stack that runs `loop` for ever: simt_fiber_create prepares one, simt_fiber_switch leaves the running one and
  * continues another where it left. The stack of the process's own thread takes part under the name simt_fiber_host. AddressSanitizer is
- * told about every switch where it is there. */
+ * told which stack is used, where it is there. */
 #ifndef TR_TESTS_CUDASIM_SIMT_FIBER_H
 #define TR_TESTS_CUDASIM_SIMT_FIBER_H
 
 #include <stddef.h>
+
+enum { SIMT_MAX_FIBERS = 1024 };
 
 struct simt_fiber {
     void *stack_pointer;    /* while it does not run */
