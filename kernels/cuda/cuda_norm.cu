@@ -1,0 +1,165 @@
+/* RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba, Kiros, Hinton 2016), forward. The variance is taken around the mean, in a
+ * second pass over the registers that hold the row. */
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_norm.cuh"
+
+typedef struct norm_forward {
+    cudaStream_t stream;
+    int64_t R, H;
+    float eps;
+    bool layer, wide;
+    const void *x, *weight, *bias; /* bias NULL: none */
+    void *out;
+    float *mean, *rstd; /* mean NULL: not kept */
+
+    template <typename T, int TEAM, int ITEMS> tr_status run() const;
+} norm_forward;
+
+template <typename T> __device__ inline float group_sum(const tr_group<T> &x)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TR_GROUP; i++) /* zeros stand behind a row */
+        sum += x.get(i);
+    return sum;
+}
+
+/* Of the distances of the first `count` elements from the mean. */
+template <typename T>
+__device__ inline float group_squares(const tr_group<T> &x, int count, float mean)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TR_GROUP; i++) {
+        float distance = i < count ? x.get(i) - mean : 0.0f;
+        sum += distance * distance;
+    }
+    return sum;
+}
+
+template <typename T>
+__device__ inline void group_normalize(tr_group<T> *x, const tr_group<T> &weight,
+                                       const tr_group<T> &bias, bool biased, float mean, float rstd)
+{
+#pragma unroll
+    for (int i = 0; i < TR_GROUP; i++) {
+        float value = (x->get(i) - mean) * rstd * weight.get(i);
+        x->set(i, biased ? value + bias.get(i) : value);
+    }
+}
+
+__device__ inline float rstd_of(const norm_forward &a, float squares)
+{
+    return 1.0f / sqrtf(squares / (float)a.H + a.eps);
+}
+
+__device__ inline void statistics_store(const norm_forward &a, int64_t r, float mean, float rstd)
+{
+    if (a.mean != NULL)
+        a.mean[r] = mean;
+    a.rstd[r] = rstd;
+}
+
+template <typename T, bool WIDE, int TEAM, int ITEMS>
+__device__ inline void row_normalize(const norm_forward &a, int64_t at, int lane, int64_t width,
+                                     float mean, float rstd, tr_group<T> *x)
+{
+    tr_group<T> weight[ITEMS], bias[ITEMS];
+    norm_load<T, WIDE, TEAM, ITEMS>((const T *)a.weight, lane, width, weight);
+    norm_load<T, WIDE, TEAM, ITEMS>((const T *)a.bias, lane, a.bias != NULL ? width : 0, bias);
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++)
+        group_normalize(&x[k], weight[k], bias[k], a.bias != NULL, mean, rstd);
+    norm_store<T, WIDE, TEAM, ITEMS>((T *)a.out + at, lane, width, x);
+}
+
+/* Moves 2 R H sizes of T, and 4 or 8 bytes a row. */
+template <typename T, int TEAM, int ITEMS>
+__global__ void __launch_bounds__(NORM_THREADS) norm_forward_kernel(norm_forward a)
+{
+    TR_SHARED(float, shared, [2][64]);
+    int lane = threadIdx.x % TEAM;
+    int64_t r = (int64_t)blockIdx.x * (NORM_THREADS / TEAM) + threadIdx.x / TEAM;
+    int64_t width = r < a.R ? a.H : 0, at = r * a.H; /* teams without a row help their warp */
+    tr_group<T> x[ITEMS];
+    if (a.wide)
+        norm_load<T, true, TEAM, ITEMS>((const T *)a.x + at, lane, width, x);
+    else
+        norm_load<T, false, TEAM, ITEMS>((const T *)a.x + at, lane, width, x);
+    float mean = 0.0f, squares = 0.0f, none = 0.0f;
+    if (a.layer) {
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+            mean += group_sum(x[k]);
+        norm_team_sum2<TEAM>(&mean, &none, shared[0]);
+        mean /= (float)a.H;
+    }
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++)
+        squares +=
+            group_squares(x[k], tr_group_count((int64_t)(lane + k * TEAM) * TR_GROUP, width), mean);
+    norm_team_sum2<TEAM>(&squares, &none, shared[1]);
+    float rstd = rstd_of(a, squares);
+    if (a.wide)
+        row_normalize<T, true, TEAM, ITEMS>(a, at, lane, width, mean, rstd, x);
+    else
+        row_normalize<T, false, TEAM, ITEMS>(a, at, lane, width, mean, rstd, x);
+    if (lane == 0 && width > 0)
+        statistics_store(a, r, mean, rstd);
+}
+
+/* A row of any length by a block, read three times. */
+template <typename T>
+__global__ void __launch_bounds__(NORM_THREADS) norm_forward_long_kernel(norm_forward a)
+{
+    TR_SHARED(float, shared, [2][64]);
+    int64_t r = blockIdx.x, at = r * a.H, first = (int64_t)threadIdx.x * TR_GROUP;
+    const int64_t step = (int64_t)NORM_THREADS * TR_GROUP;
+    const T *x = (const T *)a.x + at;
+    float mean = 0.0f, squares = 0.0f, none = 0.0f;
+    if (a.layer) {
+        for (int64_t c = first; c < a.H; c += step)
+            mean += group_sum(tr_group_load<T, false>(x + c, tr_group_count(c, a.H)));
+        norm_team_sum2<NORM_THREADS>(&mean, &none, shared[0]);
+        mean /= (float)a.H;
+    }
+    for (int64_t c = first; c < a.H; c += step) {
+        int count = tr_group_count(c, a.H);
+        squares += group_squares(tr_group_load<T, false>(x + c, count), count, mean);
+    }
+    norm_team_sum2<NORM_THREADS>(&squares, &none, shared[1]);
+    float rstd = rstd_of(a, squares);
+    for (int64_t c = first; c < a.H; c += step) {
+        int count = tr_group_count(c, a.H);
+        tr_group<T> group = tr_group_load<T, false>(x + c, count);
+        group_normalize(&group, tr_group_load<T, false>((const T *)a.weight + c, count),
+                        tr_group_load<T, false>((const T *)a.bias + c, a.bias != NULL ? count : 0),
+                        a.bias != NULL, mean, rstd);
+        tr_group_store<T, false>((T *)a.out + at + c, count, group);
+    }
+    if (threadIdx.x == 0)
+        statistics_store(a, r, mean, rstd);
+}
+
+template <typename T, int TEAM, int ITEMS> tr_status norm_forward::run() const
+{
+    if constexpr (ITEMS == 0)
+        return TR_LAUNCH((norm_forward_long_kernel<T>), (unsigned)R, NORM_THREADS, 0, stream,
+                         *this);
+    else
+        return TR_LAUNCH((norm_forward_kernel<T, TEAM, ITEMS>),
+                         (unsigned)tr_blocks(R, NORM_THREADS / TEAM), NORM_THREADS, 0, stream,
+                         *this);
+}
+
+extern "C" tr_status tr_cuda_norm_forward(cudaStream_t stream, tr_norm_kind kind, tr_dtype dtype,
+                                          int64_t R, int64_t H, float eps, const void *x,
+                                          const void *weight, const void *bias, void *out,
+                                          float *mean, float *rstd)
+{
+    bool wide = H % TR_GROUP == 0 && tr_vec_aligned(x) && tr_vec_aligned(weight) &&
+                tr_vec_aligned(bias) && tr_vec_aligned(out);
+    norm_forward args = {stream, R,   H,    eps, kind == TR_NORM_KIND_LAYER, wide, x, weight,
+                         bias,   out, mean, rstd};
+    return norm_dispatch(dtype, H, args);
+}
