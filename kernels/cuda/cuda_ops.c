@@ -7,6 +7,12 @@ static cudaStream_t stream_of(tr_device *device)
     return tr_cuda_device_of(device)->streams[TR_STREAM_COMPUTE];
 }
 
+/* Scratch of whichever operation runs: the stream runs them one by one. */
+static void *workspace_of(tr_device *device)
+{
+    return tr_cuda_device_of(device)->workspace;
+}
+
 static tr_status matmul(tr_device *base, const tr_matmul *args)
 {
     tr_cuda_device *device = tr_cuda_device_of(base);
@@ -14,6 +20,146 @@ static tr_status matmul(tr_device *base, const tr_matmul *args)
         return TR_OK;
     TR_ASSERT(device->workspace_bytes >= TR_CUDA_MATMUL_WORKSPACE);
     return tr_cuda_products_multiply(device->products, stream_of(base), device->workspace, args);
+}
+
+static tr_status embed_forward(tr_device *device, tr_dtype dtype, int64_t R, int64_t H, int64_t V,
+                               int64_t vocab_begin, const int32_t *ids, const void *table,
+                               float *out)
+{
+    return tr_cuda_embed_forward(stream_of(device), dtype, R, H, V, vocab_begin, ids, table, out);
+}
+
+static tr_status embed_finish(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
+                              int64_t row_begin, const float *in, const void *positions,
+                              const tr_dropout *dropout, void *out)
+{
+    return tr_cuda_embed_finish(stream_of(device), dtype, R, H, row_begin, in, positions, dropout,
+                                out);
+}
+
+static tr_status embed_backward(tr_device *device, tr_dtype dtype, int64_t R, int64_t H, int64_t V,
+                                int64_t vocab_begin, const int32_t *ids, const void *dx,
+                                float *dtable, bool accumulate)
+{
+    return tr_cuda_embed_backward(stream_of(device), workspace_of(device), dtype, R, H, V,
+                                  vocab_begin, ids, dx, dtable, accumulate);
+}
+
+static tr_status position_backward(tr_device *device, tr_dtype dtype, int64_t B, int64_t T,
+                                   int64_t H, const void *dx, float *dpositions, bool accumulate)
+{
+    return tr_cuda_position_backward(stream_of(device), dtype, B, T, H, dx, dpositions, accumulate);
+}
+
+static tr_status norm_forward(tr_device *device, tr_norm_kind kind, tr_dtype dtype, int64_t R,
+                              int64_t H, float eps, const void *x, const void *weight,
+                              const void *bias, void *out, float *mean, float *rstd)
+{
+    return tr_cuda_norm_forward(stream_of(device), kind, dtype, R, H, eps, x, weight, bias, out,
+                                mean, rstd);
+}
+
+static tr_status norm_backward(tr_device *device, tr_norm_kind kind, tr_dtype dtype, int64_t R,
+                               int64_t H, const float *dy, const void *x, const void *weight,
+                               const float *mean, const float *rstd, const void *dresidual,
+                               void *dx, float *dweight, float *dbias, bool accumulate)
+{
+    return tr_cuda_norm_backward(stream_of(device), workspace_of(device), kind, dtype, R, H, dy, x,
+                                 weight, mean, rstd, dresidual, dx, dweight, dbias, accumulate);
+}
+
+static tr_status residual_add(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
+                              int64_t row_begin, const void *x, const float *y, const void *bias,
+                              const tr_dropout *dropout, void *out)
+{
+    return tr_cuda_residual_add(stream_of(device), dtype, R, H, row_begin, x, y, bias, dropout,
+                                out);
+}
+
+static tr_status dropout_backward(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
+                                  int64_t row_begin, const void *dy, const tr_dropout *dropout,
+                                  void *out)
+{
+    return tr_cuda_dropout_backward(stream_of(device), dtype, R, H, row_begin, dy, dropout, out);
+}
+
+static tr_status column_sum(tr_device *device, tr_dtype dtype, int64_t R, int64_t N, const void *dy,
+                            float *out, bool accumulate)
+{
+    return tr_cuda_column_sum(stream_of(device), workspace_of(device), dtype, R, N, dy, out,
+                              accumulate);
+}
+
+static tr_status rope(tr_device *device, tr_dtype dtype, int64_t B, int64_t T, int64_t heads,
+                      int64_t D, const float *cos_sin, bool backward, void *x)
+{
+    return tr_cuda_rope(stream_of(device), dtype, B, T, heads, D, cos_sin, backward, x);
+}
+
+static tr_status xent_max(tr_device *device, tr_dtype dtype, int64_t R, int64_t V, int64_t stride,
+                          const void *logits, float *max)
+{
+    return tr_cuda_xent_max(stream_of(device), dtype, R, V, stride, logits, max);
+}
+
+static tr_status xent_sum(tr_device *device, tr_dtype dtype, int64_t R, int64_t V, int64_t stride,
+                          int64_t vocab_begin, const void *logits, const int32_t *labels,
+                          const float *max, float *sum_target)
+{
+    return tr_cuda_xent_sum(stream_of(device), dtype, R, V, stride, vocab_begin, logits, labels,
+                            max, sum_target);
+}
+
+static tr_status xent_backward(tr_device *device, tr_dtype dtype, int64_t R, int64_t V,
+                               int64_t stride, int64_t vocab_begin, void *logits,
+                               const int32_t *labels, const float *max, const float *sum_target,
+                               float scale)
+{
+    return tr_cuda_xent_backward(stream_of(device), dtype, R, V, stride, vocab_begin, logits,
+                                 labels, max, sum_target, scale);
+}
+
+static tr_status loss_sum(tr_device *device, int64_t R, const int32_t *labels, const float *max,
+                          const float *sum_target, int64_t *limbs)
+{
+    return tr_cuda_loss_sum(stream_of(device), R, labels, max, sum_target, limbs);
+}
+
+static tr_status adamw(tr_device *device, const tr_adamw *args)
+{
+    return tr_cuda_adamw(stream_of(device), args);
+}
+
+static tr_status sgd(tr_device *device, const tr_adamw *args)
+{
+    return tr_cuda_sgd(stream_of(device), args);
+}
+
+static tr_status square_sum(tr_device *device, int64_t n, const float *x, int64_t *limbs)
+{
+    return tr_cuda_square_sum(stream_of(device), n, x, limbs);
+}
+
+static tr_status convert(tr_device *device, int64_t n, tr_dtype src_dtype, const void *src,
+                         tr_dtype dst_dtype, void *dst)
+{
+    return tr_cuda_convert(stream_of(device), n, src_dtype, src, dst_dtype, dst);
+}
+
+static tr_status fill_zero(tr_device *device, void *dst, int64_t bytes)
+{
+    return tr_cuda_fill_zero(stream_of(device), dst, bytes);
+}
+
+static tr_status copy_many(tr_device *device, int count, const tr_copy *copies)
+{
+    return tr_cuda_copy_many(stream_of(device), count, copies);
+}
+
+static tr_status tree_sum(tr_device *device, int64_t n, int count, const float *const *src,
+                          float *dst)
+{
+    return tr_cuda_tree_sum(stream_of(device), workspace_of(device), n, count, src, dst);
 }
 
 static tr_status swiglu_forward(tr_device *device, tr_dtype dtype, int64_t n, const void *gate,
@@ -43,6 +189,27 @@ static tr_status gelu_backward(tr_device *device, tr_dtype dtype, int64_t n, con
 const tr_ops tr_cuda_ops = {
     .name = "cuda",
     .matmul = matmul,
+    .embed_forward = embed_forward,
+    .embed_finish = embed_finish,
+    .embed_backward = embed_backward,
+    .position_backward = position_backward,
+    .norm_forward = norm_forward,
+    .norm_backward = norm_backward,
+    .residual_add = residual_add,
+    .dropout_backward = dropout_backward,
+    .column_sum = column_sum,
+    .rope = rope,
+    .xent_max = xent_max,
+    .xent_sum = xent_sum,
+    .xent_backward = xent_backward,
+    .loss_sum = loss_sum,
+    .adamw = adamw,
+    .sgd = sgd,
+    .square_sum = square_sum,
+    .convert = convert,
+    .fill_zero = fill_zero,
+    .copy_many = copy_many,
+    .tree_sum = tree_sum,
     .swiglu_forward = swiglu_forward,
     .swiglu_backward = swiglu_backward,
     .gelu_forward = gelu_forward,
@@ -52,6 +219,6 @@ const tr_ops tr_cuda_ops = {
 size_t tr_cuda_ops_workspace(const tr_device *device, const tr_workspace_need *need)
 {
     (void)device;
-    (void)need;
-    return TR_CUDA_MATMUL_WORKSPACE;
+    size_t kernels = tr_cuda_kernels_workspace(need);
+    return kernels > TR_CUDA_MATMUL_WORKSPACE ? kernels : TR_CUDA_MATMUL_WORKSPACE;
 }
