@@ -396,6 +396,8 @@ void tr_run_close(tr_run *run)
         tr_group_destroy(run->node);
     tr_group_destroy(run->all);
     tr_world_destroy(run->world);
+    for (int s = 0; run->device != NULL && s < TR_STREAM_NUM; s++)
+        (void)run->device->synchronize(run->device, (tr_stream)s);
     for (int c = 0; c < TR_MEM_NUM;
          c++) /* after the groups: messages may still have been on their way into it */
         if (run->memory[c] != NULL)

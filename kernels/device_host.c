@@ -15,24 +15,42 @@ tr_status tr_device_writer_begin(tr_device_writer *writer, tr_device *device)
     return TR_OK;
 }
 
+/* Enqueues the copy of what lies in pinned memory and is not on its way. */
+static tr_status send(tr_device_writer *writer)
+{
+    size_t bytes = writer->used - writer->sent;
+    const void *src = writer->pinned + writer->sent;
+    writer->sent = writer->used;
+    return bytes == 0 ? TR_OK
+                      : writer->device->copy(writer->device, TR_STREAM_COMPUTE, writer->memory, src,
+                                             bytes);
+}
+
+static tr_status make_room(tr_device_writer *writer)
+{
+    TR_TRY(send(writer));
+    writer->used = writer->sent = 0;
+    return writer->device->synchronize(writer->device, TR_STREAM_COMPUTE);
+}
+
 tr_status tr_device_writer_add(tr_device_writer *writer, void *memory, const void *host,
                                size_t bytes)
 {
-    tr_device *device = writer->device;
     if (writer->pinned == NULL) {
         memcpy(memory, host, bytes);
         return TR_OK;
     }
     for (size_t done = 0, some; done < bytes; done += some) {
-        if (writer->used == PINNED_BYTES) {
-            TR_TRY(device->synchronize(device, TR_STREAM_COMPUTE));
-            writer->used = 0;
-        }
-        some =
-            PINNED_BYTES - writer->used < bytes - done ? PINNED_BYTES - writer->used : bytes - done;
+        char *to = (char *)memory + done;
+        if (writer->used == PINNED_BYTES)
+            TR_TRY(make_room(writer));
+        if (writer->memory + (writer->used - writer->sent) != to)
+            TR_TRY(send(writer));
+        if (writer->used == writer->sent)
+            writer->memory = to;
+        size_t room = PINNED_BYTES - writer->used;
+        some = room < bytes - done ? room : bytes - done;
         memcpy(writer->pinned + writer->used, (const char *)host + done, some);
-        TR_TRY(device->copy(device, TR_STREAM_COMPUTE, (char *)memory + done,
-                            writer->pinned + writer->used, some));
         writer->used += some;
     }
     return TR_OK;
@@ -43,10 +61,10 @@ tr_status tr_device_writer_end(tr_device_writer *writer)
     tr_device *device = writer->device;
     if (writer->pinned == NULL)
         return TR_OK;
-    tr_status status = device->synchronize(device, TR_STREAM_COMPUTE);
+    tr_status status = send(writer), waited = device->synchronize(device, TR_STREAM_COMPUTE);
     device->memory_destroy(device, TR_MEMORY_HOST, writer->pinned, PINNED_BYTES);
     writer->pinned = NULL;
-    return status;
+    return status != TR_OK ? status : waited;
 }
 
 tr_status tr_device_write(tr_device *device, void *memory, const void *host, size_t bytes)

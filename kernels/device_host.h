@@ -12,11 +12,13 @@ tr_status tr_device_read(tr_device *device, void *host, const void *memory, size
 /* memory[0 ... bytes - 1] = host; `host` has been read when it returns. */
 tr_status tr_device_write(tr_device *device, void *memory, const void *host, size_t bytes);
 
-/* Many writes that need not have happened one by one. begin, any number of writes, end. */
+/* Many writes that need not have happened one by one; one that begins where the last one ended becomes part of its copy. begin, any number of writes, end. */
 typedef struct tr_device_writer {
     tr_device *device;
     unsigned char *pinned; /* NULL where the host shares the device's memory */
-    size_t used;
+    size_t used;           /* bytes of it */
+    size_t sent;           /* of them, those whose copies are enqueued; the others go to `memory` */
+    char *memory;
 } tr_device_writer;
 
 tr_status tr_device_writer_begin(tr_device_writer *writer, tr_device *device);
