@@ -36,8 +36,8 @@ struct tr_save {
     tr_shard_summary summary; /* the work's, until it has ended */
     double writing;           /* seconds; the same */
     /* what it costs */
-    double begin, blocked;                    /* seconds */
-    int64_t slowest_blocked, slowest_writing; /* microseconds, of all ranks */
+    double begin, blocked;                                  /* seconds */
+    int64_t slowest_blocked, slowest_writing, slowest_disk; /* microseconds, of all ranks */
     double beside_seconds;
     int64_t num_beside; /* steps */
 };
@@ -180,13 +180,12 @@ static void saved_print(const tr_run *run, const tr_save *save)
                  "; an update waited for %.2f MB of rank 0 that checkpoint.snapshot_mb had no room "
                  "for",
                  (double)no_room * 1e-6);
-    tr_log_info(
-        "saved step %lld: %.2f MB, ratio %.2f, in %.2f s = %.3f GB/s (files %.2f s, commit %.2f "
-        "s), blocked %.1f ms%s%s%s",
-        (long long)save->commit.manifest.step, stored * 1e-6, logical / stored, seconds,
-        logical * 1e-9 / seconds, (double)save->slowest_writing * 1e-6,
-        save->commit.end - save->commit.begin, (double)save->slowest_blocked * 1e-3, share, beside,
-        room);
+    tr_log_info("saved step %lld: %.2f MB, ratio %.2f, in %.2f s = %.3f GB/s (files %.2f s, %.2f s "
+                "of it on the disk, commit %.2f s), blocked %.1f ms%s%s%s",
+                (long long)save->commit.manifest.step, stored * 1e-6, logical / stored, seconds,
+                logical * 1e-9 / seconds, (double)save->slowest_writing * 1e-6,
+                (double)save->slowest_disk * 1e-6, save->commit.end - save->commit.begin,
+                (double)save->slowest_blocked * 1e-3, share, beside, room);
 }
 
 /* Where the disk has less room than a save may take: how much of both. tr_free. */
@@ -276,6 +275,7 @@ void tr_save_note(tr_run *run, int64_t notes[TR_SAVE_NOTES])
     notes[TR_SAVE_FAILED] = ended && status != TR_OK && status != TR_STOPPED;
     notes[TR_SAVE_BLOCKED] = (int64_t)(save->blocked * 1e6);
     notes[TR_SAVE_WRITING] = ended ? (int64_t)(save->writing * 1e6) : 0;
+    notes[TR_SAVE_DISK] = ended ? (int64_t)(save->summary.disk_seconds * 1e6) : 0;
 }
 
 void tr_save_note_step(tr_run *run, double seconds)
@@ -320,6 +320,7 @@ tr_status tr_save_advance(tr_run *run, const int64_t notes[TR_SAVE_NOTES])
         return TR_OK;
     save->slowest_blocked = notes[TR_SAVE_BLOCKED];
     save->slowest_writing = notes[TR_SAVE_WRITING];
+    save->slowest_disk = notes[TR_SAVE_DISK];
     if (notes[TR_SAVE_FAILED] != 0 && save->queue != NULL)
         tr_chunk_queue_stop(save->queue);
     save->giving_up = save->giving_up || notes[TR_SAVE_FAILED] != 0;

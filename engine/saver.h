@@ -54,7 +54,14 @@ tr_status tr_save_preserve_all(struct tr_run *run);
 void tr_save_preserve_here(struct tr_run *run);
 
 /* What ranks tell one another at a step's end; reduced by the maximum over all ranks. RUNNING: 0, or the number of a rank whose work goes on and 1. */
-enum { TR_SAVE_RUNNING, TR_SAVE_FAILED, TR_SAVE_BLOCKED, TR_SAVE_WRITING, TR_SAVE_NOTES };
+enum {
+    TR_SAVE_RUNNING,
+    TR_SAVE_FAILED,
+    TR_SAVE_BLOCKED,
+    TR_SAVE_WRITING,
+    TR_SAVE_DISK,
+    TR_SAVE_NOTES
+};
 /* Fills the notes. */
 void tr_save_note(struct tr_run *run, int64_t notes[TR_SAVE_NOTES]);
 /* A step of so many seconds, without those of saving, has ended; before its notes are acted upon. */

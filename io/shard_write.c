@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/background.h"
+#include "base/clock.h"
 #include "io/chunk_queue.h"
 #include "io/file_commit.h"
 #include "io/plane_codec.h"
@@ -20,6 +21,7 @@ typedef struct writer {
     int level;
     tr_trace_lanes *trace;  /* NULL: nobody records */
     int64_t offset;         /* bytes written so far */
+    double disk_seconds;    /* of that, and of the flush */
     tr_hash_stream *stream; /* of them */
     unsigned char *chunk_rows;
     pthread_mutex_t mutex; /* guards what follows */
@@ -44,7 +46,9 @@ const char *tr_shard_kind_name(tr_shard_kind kind)
 
 static tr_status append(writer *w, const void *bytes, size_t size)
 {
+    double begin = tr_clock_seconds();
     TR_TRY(tr_file_write_all(w->fd, bytes, size, w->path));
+    w->disk_seconds += tr_clock_seconds() - begin;
     tr_hash_stream_add(w->stream, bytes, size);
     w->offset += (int64_t)size;
     return TR_OK;
@@ -265,7 +269,9 @@ static tr_status file_write(writer *w, int num_encoders, unsigned char *box_rows
 static tr_status file_close(writer *w, tr_status status)
 {
     tr_trace_lane_switch(w->trace, 0, "flush", -1, w->offset);
+    double begin = tr_clock_seconds();
     status = tr_file_end(w->fd, w->path, status);
+    w->disk_seconds += tr_clock_seconds() - begin;
     tr_trace_lane_switch(w->trace, 0, NULL, -1, -1);
     return status;
 }
@@ -290,8 +296,10 @@ tr_status tr_shard_write_queue(const char *path, tr_chunk_queue *queue, int leve
     unsigned char *box_rows = TR_NEW_ARRAY(unsigned char, (size_t)num_parts *SHARD_BOX_BYTES + 1);
     tr_shard_summary result = {0};
     tr_status status = file_close(&w, file_write(&w, num_encoders, box_rows, &result));
-    if (status == TR_OK)
+    if (status == TR_OK) {
         *summary = result;
+        summary->disk_seconds = w.disk_seconds;
+    }
     tr_free(box_rows);
     pthread_cond_destroy(&w.turned);
     pthread_mutex_destroy(&w.mutex);

@@ -43,6 +43,8 @@ typedef struct tr_shard_summary {
     tr_hash128 hash;   /* of all bytes of the file */
     tr_hash128
         table_hash; /* of header, tables and trailer: ties the chunks' hashes to the manifest */
+    double
+        disk_seconds; /* in writing and flushing the file; what is encoded meanwhile counts too */
 } tr_shard_summary;
 
 struct tr_chunk_queue;

@@ -35,6 +35,8 @@ for async in true false; do
     gone
     saved=$((10#${latest#step-}))
     most=$(blocked run-$async | sort -g | tail -1)
+    disk=$(sed -n 's/^saved step .* (files [0-9.]* s, \([0-9.]*\) s of it on the disk, commit [0-9.]* s).*/\1/p' "$scratch/run-$async/log.txt")
+    awk -v disk="${disk:-0}" 'BEGIN { exit !(disk >= 1.5) }' || fail "$what, async $async: the save says it spent ${disk:-nothing} s on the disk"
     if [ $async = true ]; then
         awk -v most="$most" 'BEGIN { exit !(most < 1000) }' || fail "$what, in the background: a step was blocked for $most ms"
         [ "$at" -gt $((saved + 1)) ] || fail "$what, in the background: saved step $saved when the run was at $at"
