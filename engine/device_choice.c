@@ -1,23 +1,9 @@
 /* The device that a run computes on. */
 #include "engine/peak.h"
 #include "engine/run_int.h"
-#include "kernels/cuda/cuda_device.h"
-
-static tr_status cuda_create(tr_run *run)
-{
-    if (run->cfg.derived.num_ranks > 1)
-        return tr_fail(TR_ERR_SETTINGS, "device.kind=cuda with more than one rank is not in this "
-                                        "version; use one rank, or device.kind=cpu");
-    const tr_cuda_options options = {.local_rank = tr_world_local_rank(run->world),
-                                     .local_size = tr_world_local_size(run->world),
-                                     .tf32 = run->cfg.train.tf32};
-    return tr_cuda_device_create(&run->device, &options);
-}
 
 tr_status tr_run_device_create(tr_run *run)
 {
-    if (run->cfg.device.kind == TR_DEVICE_CHOICE_CUDA)
-        return cuda_create(run);
     int threads = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world));
     return tr_cpu_device_create(&run->device, threads);
 }

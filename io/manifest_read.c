@@ -30,11 +30,13 @@ static tr_status refuse(const reader *r, const char *key, const char *expected)
     return tr_fail(TR_ERR_CHECKPOINT, "%s: \"%s\": expected %s", r->path, key, expected);
 }
 
+/* What is counted goes on being counted: far from where it would overflow. */
 static tr_status get_int(const reader *r, const json_t *object, const char *key, int64_t *value)
 {
     const json_t *found = json_object_get(object, key);
-    if (!json_is_integer(found) || json_integer_value(found) < 0)
-        return refuse(r, key, "a whole number, 0 or more");
+    if (!json_is_integer(found) || json_integer_value(found) < 0 ||
+        json_integer_value(found) > INT64_MAX / 2)
+        return refuse(r, key, "a whole number from 0 to 2^62");
     *value = json_integer_value(found);
     return TR_OK;
 }

@@ -1,6 +1,5 @@
 /* Models G and L against PyTorch (make_golden.py): logits, loss and every gradient of one batch in fp32 and bf16, and the losses and norms of 20 AdamW steps with
- * clipping in fp32. One rank, through libtrine, with hand-made batches; TRINE_CONFIG_DIR holds the two configurations. Made for
- * each kind of device: TRINE_GOLDEN_DEVICE. */
+ * clipping in fp32. One rank, through libtrine, with hand-made batches; TRINE_CONFIG_DIR holds the two configurations. */
 #include <math.h>
 #include <mpi.h>
 #include <setjmp.h>
@@ -58,8 +57,7 @@ static tr_run *run_open(char model, const char *precision, int batch, hand_batch
                          tr_strdup("train.lr=1e-3"),
                          tr_strdup("train.schedule=constant"),
                          tr_strdup("train.weight_decay=0.1"),
-                         tr_strdup("train.clip=1.0"),
-                         tr_strdup("device.kind=" TRINE_GOLDEN_DEVICE)};
+                         tr_strdup("train.clip=1.0")};
     int count = sizeof overrides / sizeof overrides[0];
     ok(tr_config_load(&cfg, path, count, overrides, 1));
     const tr_run_callbacks callbacks = {.context = hand, .batch = batch_get};

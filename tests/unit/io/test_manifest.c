@@ -153,6 +153,7 @@ static void test_crafted_documents_are_refused(void **state)
         {"\"step\": 7", "\"step\": -7", "\"step\""},
         {"\"step\": 7", "\"step\": 7.5", "\"step\""},
         {"\"samples\": 56", "\"sample\": 56", "\"samples\""},
+        {"\"samples\": 56", "\"samples\": 9223372036854775800", "\"samples\""},
         {"\"updates\": 6", "\"updates\": \"6\"", "\"updates\""},
         {"18446744073709551615", "18446744073709551616", "\"seed\""},
         {"18446744073709551615", "-1", "\"seed\""},
