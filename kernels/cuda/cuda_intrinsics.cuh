@@ -1,4 +1,4 @@
-/* Tensor cores, matrix loads and asynchronous copies: thin wrappers around the PTX instructions of compute capability 8.0 and
+/* Tensor cores, matrix loads, asynchronous copies and the fast exponential: thin wrappers around the PTX instructions of compute capability 8.0 and
  * later. The simulator's build reads tests/cudasim/twins/kernels/cuda/cuda_intrinsics.cuh instead.
  *
  * Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"), lane = 4 g + t, g in 0...7, t in 0...3, a
@@ -99,6 +99,15 @@ __device__ inline void tr_copy_async_commit()
 template <int N> __device__ inline void tr_copy_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* 2^x within a few units in the last place, zero where that is below 2^-126: one instruction, where exp2f takes care of
+ * subnormal results. */
+__device__ inline float tr_exp2(float x)
+{
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
 }
 
 #endif

@@ -1,4 +1,5 @@
 /* The CUDA device's table of operations: each entry hands its arguments, the compute stream and the workspace to a launcher. */
+#include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_device_int.h"
 #include "kernels/cuda/cuda_kernels.h"
 
@@ -186,6 +187,16 @@ static tr_status gelu_backward(tr_device *device, tr_dtype dtype, int64_t n, con
     return tr_cuda_gelu_backward(stream_of(device), dtype, n, x, dout, dx);
 }
 
+static tr_status attention_forward(tr_device *device, const tr_attention *args)
+{
+    return tr_cuda_attention_forward(stream_of(device), args);
+}
+
+static tr_status attention_backward(tr_device *device, const tr_attention *args)
+{
+    return tr_cuda_attention_backward(stream_of(device), args, workspace_of(device));
+}
+
 const tr_ops tr_cuda_ops = {
     .name = "cuda",
     .matmul = matmul,
@@ -199,6 +210,8 @@ const tr_ops tr_cuda_ops = {
     .dropout_backward = dropout_backward,
     .column_sum = column_sum,
     .rope = rope,
+    .attention_forward = attention_forward,
+    .attention_backward = attention_backward,
     .xent_max = xent_max,
     .xent_sum = xent_sum,
     .xent_backward = xent_backward,
@@ -219,6 +232,10 @@ const tr_ops tr_cuda_ops = {
 size_t tr_cuda_ops_workspace(const tr_device *device, const tr_workspace_need *need)
 {
     (void)device;
-    size_t kernels = tr_cuda_kernels_workspace(need);
-    return kernels > TR_CUDA_MATMUL_WORKSPACE ? kernels : TR_CUDA_MATMUL_WORKSPACE;
+    const size_t all[] = {TR_CUDA_MATMUL_WORKSPACE, tr_cuda_kernels_workspace(need),
+                          tr_cuda_attention_workspace(need)};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        most = all[i] > most ? all[i] : most;
+    return most;
 }

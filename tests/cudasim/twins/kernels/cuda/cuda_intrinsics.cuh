@@ -3,6 +3,7 @@
 #ifndef TR_KERNELS_CUDA_INTRINSICS_CUH
 #define TR_KERNELS_CUDA_INTRINSICS_CUH
 
+#include <math.h>
 #include <stdint.h>
 
 #include "kernels/cuda/cuda_kernel.cuh"
@@ -66,6 +67,12 @@ inline void tr_copy_async_commit()
 template <int N> inline void tr_copy_async_wait()
 {
     simt_copy_wait(N);
+}
+
+inline float tr_exp2(float x)
+{
+    float power = exp2f(x);
+    return power < 0x1p-126f ? 0.0f : power;
 }
 
 #endif
