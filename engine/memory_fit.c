@@ -116,15 +116,6 @@ static size_t limit_of(const tr_run *run, const char **what)
     return limit;
 }
 
-/* Of the device's memory; the snapshot pool of one that has its own is the host's. */
-static size_t total_of(const tr_device *device, const size_t bytes[TR_MEM_NUM])
-{
-    size_t total = 0;
-    for (int c = 0; c < TR_MEM_NUM; c++)
-        total += c == TR_MEM_SNAPSHOT && !device->unified ? 0 : bytes[c];
-    return total;
-}
-
 typedef struct remedies {
     tr_device *device;
     size_t limit;
@@ -200,7 +191,7 @@ void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limi
 tr_status tr_memory_fit_check(tr_run *run)
 {
     const char *what;
-    size_t limit = limit_of(run, &what), total = total_of(run->device, run->bytes);
+    size_t limit = limit_of(run, &what), total = tr_run_device_bytes(run->device, run->bytes);
     int64_t shortfall = total > limit ? (int64_t)(total - limit) : 0, worst = shortfall;
     TR_TRY(tr_run_max(run, &worst, 1));
     if (worst == 0)

@@ -22,17 +22,15 @@ static uint64_t shard_signature(const tr_config *cfg, const tr_param_table *tabl
     return signature;
 }
 
-static void rank_fill(tr_plan_rank *rank, const tr_mesh *mesh, const size_t bytes[TR_MEM_NUM],
-                      const tr_traffic *traffic)
+static void rank_fill(tr_plan_rank *rank, const tr_mesh *mesh, const tr_device *device,
+                      const size_t bytes[TR_MEM_NUM], const tr_traffic *traffic)
 {
     *rank = (tr_plan_rank){.data = mesh->data,
                            .tensor = mesh->tensor,
                            .pipeline = mesh->pipeline,
                            .traffic = *traffic};
-    for (int c = 0; c < TR_MEM_NUM; c++) {
-        rank->bytes[c] = bytes[c];
-        rank->total += bytes[c];
-    }
+    memcpy(rank->bytes, bytes, sizeof rank->bytes);
+    rank->total = tr_run_device_bytes(device, bytes);
 }
 
 tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *ranks)
@@ -60,7 +58,7 @@ tr_status tr_plan_count(const tr_config *cfg, tr_device *device, tr_plan_rank *r
         } else {
             status = tr_run_count(cfg, &mesh, device, bytes, &traffic);
         }
-        rank_fill(&ranks[r], &mesh, bytes, &traffic);
+        rank_fill(&ranks[r], &mesh, device, bytes, &traffic);
     }
     tr_free(signatures);
     tr_param_table_clear(&table);

@@ -76,6 +76,9 @@ tr_status tr_run_feed_open(tr_run *run);
 /* Collective (device_choice.c): makes the device that device.kind asks for; all ranks compute on one kind. */
 tr_status tr_run_device_create(tr_run *run);
 
+/* All that a rank takes of the device's memory; the snapshot pool of a device that has its own is the host's. */
+size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NUM]);
+
 /* Fills the planned bytes of a rank by building its stage on counting arenas, and what it will send in a step (traffic may be NULL). Pure. */
 tr_status tr_run_count(const tr_config *cfg, const tr_mesh *mesh, tr_device *device,
                        size_t bytes[TR_MEM_NUM], tr_traffic *traffic);

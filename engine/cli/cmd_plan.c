@@ -9,7 +9,6 @@
 #include "engine/checkpoint.h"
 #include "engine/memory_fit.h"
 #include "engine/model/params.h"
-#include "engine/peak.h"
 #include "engine/plan.h"
 #include "io/file_commit.h"
 
@@ -372,8 +371,7 @@ static tr_status run(int argc, char **argv)
     TR_TRY(tr_cli_words(argc, argv, 1, -1));
     TR_TRY(config_take(&cfg, argc, argv, num_ranks));
     tr_cli_config_warn(&cfg);
-    tr_status status = tr_cpu_device_create(
-        &device, tr_peak_threads(cfg.device.threads, (int)cfg.derived.num_ranks));
+    tr_status status = tr_plan_device_create(&device, &cfg);
     if (status == TR_OK) {
         status = print_all(&cfg, device, with_schedule, draw);
         tr_device_destroy(device);

@@ -49,7 +49,11 @@ typedef enum tr_recompute {
     TR_RECOMPUTE_SELECTIVE,
     TR_RECOMPUTE_FULL
 } tr_recompute;
-typedef enum tr_device_choice { TR_DEVICE_CHOICE_AUTO, TR_DEVICE_CHOICE_CPU } tr_device_choice;
+typedef enum tr_device_choice {
+    TR_DEVICE_CHOICE_AUTO,
+    TR_DEVICE_CHOICE_CPU,
+    TR_DEVICE_CHOICE_CUDA
+} tr_device_choice;
 typedef enum tr_attention_kind { TR_ATTENTION_AUTO } tr_attention_kind;
 
 /* The two halves of a run; no setting belongs to both. */

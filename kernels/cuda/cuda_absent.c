@@ -6,14 +6,25 @@ bool tr_cuda_is_present(void)
     return false;
 }
 
-tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options)
+static tr_status refuse(void)
 {
-    (void)device;
-    (void)options;
     return tr_fail(
         TR_ERR_MEMORY,
         "this build of trine has no CUDA device: CMake found no CUDA toolkit; install it and "
         "configure again with -DTRINE_CUDA=ON, or use device.kind=cpu");
+}
+
+tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options)
+{
+    (void)device;
+    (void)options;
+    return refuse();
+}
+
+tr_status tr_cuda_device_create_counting(tr_device **device)
+{
+    (void)device;
+    return refuse();
 }
 
 const char *tr_cuda_device_place(const tr_device *device)

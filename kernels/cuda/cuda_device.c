@@ -69,6 +69,14 @@ release:
     return status;
 }
 
+static size_t memory_free(tr_device *device)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    (void)device; /* the one that is current */
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    return free_bytes;
+}
+
 static tr_status memory_create(tr_device *device, tr_memory_kind kind, size_t bytes, void **memory)
 {
     if (bytes == 0) /* an address of its own, as for any other size */
@@ -291,6 +299,7 @@ tr_status tr_cuda_device_create(tr_device **out, const tr_cuda_options *options)
                                .workspace_bytes = tr_cuda_ops_workspace,
                                .workspace_set = workspace_set,
                                .memory_create = memory_create,
+                               .memory_free = memory_free,
                                .memory_destroy = memory_destroy,
                                .copy = copy,
                                .event_create = event_create,
@@ -318,4 +327,20 @@ const char *tr_cuda_device_place(const tr_device *device)
 void *tr_cuda_device_stream(tr_device *device, tr_stream stream)
 {
     return stream_of(device, stream);
+}
+
+static void counting_destroy(tr_device *device)
+{
+    tr_free(device);
+}
+
+tr_status tr_cuda_device_create_counting(tr_device **out)
+{
+    tr_device *device = TR_NEW(tr_device);
+    *device = (tr_device){.kind = TR_DEVICE_CUDA,
+                          .numerics = "cuda",
+                          .workspace_bytes = tr_cuda_ops_workspace,
+                          .destroy = counting_destroy};
+    *out = device;
+    return TR_OK;
 }

@@ -25,6 +25,9 @@ typedef struct tr_cuda_options {
 /* Whether this process sees at least one GPU through a working driver. Starts the driver, not a context. */
 bool tr_cuda_is_present(void);
 
+/* A device that only answers for the scratch that its operations need, for plans; needs no GPU. TR_ERR_MEMORY in a build without the toolkit. */
+tr_status tr_cuda_device_create_counting(tr_device **device);
+
 /* The device of GPU local_rank of those that the process sees; where it sees one, of that. TR_ERR_MEMORY, with what was seen and what to
  * do, for: no toolkit in the build, no driver or one too old, fewer GPUs (two or more) than processes on the node unless `share`,
  * compute capability below 8.0, a library that is missing or too old. */

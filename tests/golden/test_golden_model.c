@@ -1,5 +1,6 @@
 /* Models G and L against PyTorch (make_golden.py): logits, loss and every gradient of one batch in fp32 and bf16, and the losses and norms of 20 AdamW steps with
- * clipping in fp32. One rank, through libtrine, with hand-made batches; TRINE_CONFIG_DIR holds the two configurations. */
+ * clipping in fp32. One rank, through libtrine, with hand-made batches; TRINE_CONFIG_DIR holds the two configurations. Made for
+ * each kind of device: TRINE_GOLDEN_DEVICE, with TRINE_GOLDEN_STEPS of the 20. */
 #include <math.h>
 #include <mpi.h>
 #include <setjmp.h>
@@ -57,7 +58,8 @@ static tr_run *run_open(char model, const char *precision, int batch, hand_batch
                          tr_strdup("train.lr=1e-3"),
                          tr_strdup("train.schedule=constant"),
                          tr_strdup("train.weight_decay=0.1"),
-                         tr_strdup("train.clip=1.0")};
+                         tr_strdup("train.clip=1.0"),
+                         tr_strdup("device.kind=" TRINE_GOLDEN_DEVICE)};
     int count = sizeof overrides / sizeof overrides[0];
     ok(tr_config_load(&cfg, path, count, overrides, 1));
     const tr_run_callbacks callbacks = {.context = hand, .batch = batch_get};
@@ -187,7 +189,7 @@ static void training_check(char model)
     tr_run *run = run_open(model, "fp32", TRAIN_BATCH, &hand);
     ok(tr_golden_file_f64(&file, "train.loss", NUM_STEPS, &losses));
     ok(tr_golden_file_f64(&file, "train.grad_norm", NUM_STEPS, &norms));
-    for (int s = 0; s < NUM_STEPS; s++) {
+    for (int s = 0; s < TRINE_GOLDEN_STEPS; s++) {
         tr_metrics metrics;
         ok(tr_run_step(run, &metrics));
         check("training", "loss", fabs(metrics.loss - losses[s]) / losses[s], 1e-5);

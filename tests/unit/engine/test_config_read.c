@@ -186,8 +186,7 @@ static void test_not_in_this_version(void **state)
         "model.qk_norm=true",      "model.z_loss=0.001",           "model.rope_scaling=linear",
         "data.document_mask=true", "train.reduction_order=native", "train.tf32=true",
         "parallel.inside=nccl",    "parallel.across=ucx",          "parallel.across=nccl",
-        "device.kind=cuda",        "device.attention=cudnn",       "device.attention=own",
-        "log.tensorboard=true",
+        "device.attention=cudnn",  "device.attention=own",         "log.tensorboard=true",
     };
     for (size_t i = 0; i < sizeof assignments / sizeof *assignments; i++)
         refuses_override(assignments[i], "not in this version", "command line");
