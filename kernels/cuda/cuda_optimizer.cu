@@ -29,7 +29,7 @@ static update_constants constants_of(const tr_adamw *args)
     return u;
 }
 
-/* Moves n (28 + size of T) bytes; two square roots and divisions of four an element. compute may be NULL. */
+/* Moves n (28 + size of T) bytes; a square root and three divisions an element. compute may be NULL. */
 template <typename T, bool WIDE>
 __global__ void __launch_bounds__(UPDATE_THREADS)
     adamw_kernel(int64_t n, update_constants u, const float *grads, float *masters, float *ms,

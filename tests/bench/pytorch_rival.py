@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast a straightforward PyTorch training loop is on this CPU: the rival of Trine's speed figures.
+"""How fast a straightforward PyTorch training loop is on this machine: the rival of Trine's speed figures.
 
     python3 -m venv /tmp/venv-torch && /tmp/venv-torch/bin/pip install torch numpy     # PyPI's newest, 5.5 GB installed
     /tmp/venv-torch/bin/python tests/bench/pytorch_rival.py --dtype fp32 --threads 2 --steps 5 --mode fastest
@@ -10,6 +10,7 @@ at 1.0, AdamW (decay on matrices only), on one micro-batch. Nothing is tuned bey
 attention (F.scaled_dot_product_attention), fused AdamW, torch.compile of the model where asked.
 
     --dtype  fp32 | bf16 (model.to(bfloat16), moments in bf16 too) | bf16-autocast (fp32 weights, autocast to bf16)
+    --device cpu | cuda (one GPU)
     --mode   eager | compile | fastest (both, each in its own process; for a bf16 dtype, both bf16 dtypes as well)
 
 Each run prints a line per step and ends with one JSON line: torch version, settings, median seconds of the timed steps,
@@ -84,7 +85,7 @@ def run(a):
     torch.manual_seed(1)
     torch.set_num_threads(a.threads)
     torch.set_num_interop_threads(1)
-    model = Model(a)
+    model = Model(a).to(a.device)
     if a.dtype == "bf16":
         model.to(torch.bfloat16)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -94,10 +95,10 @@ def run(a):
     compute_loss = torch.compile(model) if a.mode == "compile" else model
     seconds = []
     for step in range(a.warmup + a.steps):
-        batch = torch.randint(a.vocab, (a.micro_batch, a.seq + 1))
+        batch = torch.randint(a.vocab, (a.micro_batch, a.seq + 1), device=a.device)
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=a.dtype == "bf16-autocast"):
+        with torch.autocast(a.device, dtype=torch.bfloat16, enabled=a.dtype == "bf16-autocast"):
             loss = compute_loss(batch[:, :-1], batch[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -107,7 +108,8 @@ def run(a):
         kind = "warm-up" if step < a.warmup else "timed"
         print(f"step {step + 1} ({kind}): loss {value:.4f}, {seconds[-1]:.3f} s", flush=True)
     median = statistics.median(seconds[a.warmup:])
-    return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    processor = torch.backends.cpu.get_cpu_capability() if a.device == "cpu" else torch.cuda.get_device_name()
+    return {"torch": torch.__version__, "device": a.device, "processor": processor,
             "threads": a.threads, "dtype": a.dtype, "mode": a.mode,
             "parameters": sum(p.numel() for p in model.parameters()), "tokens_per_step": a.micro_batch * a.seq,
             "timed_steps": a.steps, "median_step_s": round(median, 4),
@@ -134,7 +136,8 @@ def run_fastest(argv, a):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Times a straightforward PyTorch training loop on the CPU.")
+    parser = argparse.ArgumentParser(description="Times a straightforward PyTorch training loop.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "bf16-autocast"), default="fp32")
     parser.add_argument("--mode", choices=("eager", "compile", "fastest"), default="fastest")
     parser.add_argument("--threads", type=int, default=2)
