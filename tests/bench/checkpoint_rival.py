@@ -177,7 +177,7 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)
     a = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="checkpoint-rival-", dir=a.dir) as folder:
+    with tempfile.TemporaryDirectory(prefix="checkpoint-rival-", dir=os.path.abspath(a.dir)) as folder:
         size = state_write(a.state, folder)
         child = subprocess.Popen([a.python, os.path.abspath(__file__), "--torch-process", folder, str(a.threads)],
                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
