@@ -91,12 +91,9 @@ __device__ inline void probabilities(float (&s)[COLUMNS][4], const float *lse, f
 /* Scores become dS^T; P^T becomes kept P^T, whose 1 / (1 - p) is applied to dv at the end. */
 template <int COLUMNS>
 __device__ inline void gradients(float (&p)[COLUMNS][4], float (&dp)[COLUMNS][4],
-                                 const float *delta, const tr_attention_mask &mask, int query,
-                                 int key)
+                                 const float *delta, const tr_attention_mask &mask,
+                                 const uint32_t (&kept)[COLUMNS / 2])
 {
-    uint32_t kept[COLUMNS / 2];
-    if (mask.on)
-        tr_kept_by_columns<COLUMNS>(kept, mask, query, key);
     int t = tr_lane() & 3;
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++) {
@@ -144,65 +141,72 @@ __device__ inline void dkv_scores(dkv_rows<S> &rows, const T *shared, int q, con
                                   int row, int chunk, int query, int key, float scale,
                                   const tr_attention_mask &mask)
 {
+    uint32_t kept[S::COLUMNS / 2] = {}; /* made first, while scores need no registers */
+    if (mask.on)
+        tr_kept_by_columns<S::COLUMNS>(kept, mask, query, key);
     float s[S::COLUMNS][4], dp[S::COLUMNS][4];
     scores<T, S>(s, dp, shared, q, row);
     probabilities(s, lse, scale, key + ROWS - 1 > query, query, key);
-    gradients<S::COLUMNS>(s, dp, lse + S::QUERIES, mask, query, key);
+    gradients<S::COLUMNS>(s, dp, lse + S::QUERIES, mask, kept);
     add_queries<T, S>(rows, s, dp, shared, q, chunk);
 }
+
+/* A tile of queries and the stage that it goes to. */
+struct dkv_tile {
+    int head, query, stage;
+};
 
 /* The walk of a block: tiles of queries from its first key on, for each query head of its gradient head. */
 template <typename T, typename S> struct dkv_walk {
     const tr_attention_launch &launch;
-    int b, first_head, first_query, num_tiles, num; /* num: tiles of all heads */
+    int b, first_query;
     T *shared;
-    float *stats;
-    float lse, delta; /* of one query of the next tile, on their way */
+    float lse, delta; /* of one query of the tile that was fetched last, on their way */
 
-    __device__ int head(int i) const
+    __device__ dkv_tile after(dkv_tile tile) const
     {
-        return first_head + i / num_tiles;
+        int query = tile.query + S::QUERIES, stage = tile.stage ^ 1;
+        return query < (int)launch.args.T ? dkv_tile{tile.head, query, stage}
+                                          : dkv_tile{tile.head + 1, first_query, stage};
     }
-    __device__ int query(int i) const
+    /* Where a stage's elements begin. */
+    __device__ int elements(int stage) const
     {
-        return first_query + i % num_tiles * S::QUERIES;
+        return 2 * KEYS * S::DH + stage * S::STAGE;
     }
-    __device__ int stage(int i) const
+    __device__ float *stats(int stage) const
     {
-        return 2 * KEYS * S::DH + i % 2 * S::STAGE;
-    }
-    __device__ float *stage_stats(int i) const
-    {
-        return stats + i % 2 * S::STATS;
+        return reinterpret_cast<float *>(shared + 2 * KEYS * S::DH + 2 * S::STAGE) +
+               stage * S::STATS;
     }
 
-    /* Starts bringing tile i to its stage. */
-    __device__ void fetch(int i)
+    /* Starts bringing a tile to its stage. */
+    __device__ void fetch(dkv_tile tile)
     {
         const tr_attention &args = launch.args;
         int length = (int)args.T, D = (int)args.D, stride = (int)args.A * D;
-        int64_t at = (int64_t)b * length * stride + head(i) * D;
-        tr_tile_copy<T, S::DH, S::QUERIES, THREADS>(shared + stage(i), (const T *)args.q + at,
-                                                    stride, query(i), length, D);
-        tr_tile_copy<T, S::DH, S::QUERIES, THREADS>(shared + stage(i) + S::QUERIES * S::DH,
-                                                    (const T *)args.dout + at, stride, query(i),
+        int64_t at = (int64_t)b * length * stride + tile.head * D;
+        T *dst = shared + elements(tile.stage);
+        tr_tile_copy<T, S::DH, S::QUERIES, THREADS>(dst, (const T *)args.q + at, stride, tile.query,
                                                     length, D);
+        tr_tile_copy<T, S::DH, S::QUERIES, THREADS>(
+            dst + S::QUERIES * S::DH, (const T *)args.dout + at, stride, tile.query, length, D);
         tr_copy_async_commit();
-        int position = query(i) + (int)threadIdx.x;
+        int position = tile.query + (int)threadIdx.x;
         lse = delta = 0.0f;
         if (threadIdx.x < S::QUERIES && position < length) {
-            int64_t index = (b * args.A + head(i)) * length + position;
+            int64_t index = (b * args.A + tile.head) * length + position;
             lse = args.lse[index] * TR_LOG2_E;
             delta = launch.delta[index];
         }
     }
 
-    /* Puts lse and delta of tile i, which was fetched last, to its stage. */
-    __device__ void put_stats(int i)
+    /* Puts lse and delta of the tile that was fetched last to its stage. */
+    __device__ void put_stats(dkv_tile tile)
     {
         if (threadIdx.x < S::QUERIES) {
-            stage_stats(i)[threadIdx.x] = lse;
-            stage_stats(i)[S::QUERIES + threadIdx.x] = delta;
+            stats(tile.stage)[threadIdx.x] = lse;
+            stats(tile.stage)[S::QUERIES + threadIdx.x] = delta;
         }
     }
 };
@@ -225,35 +229,28 @@ __global__ void __launch_bounds__(THREADS) dkv_kernel(tr_attention_launch launch
     tr_tile_copy<T, S::DH, KEYS, THREADS>(v, (const T *)args.v + k_head, k_stride, first, length,
                                           D);
 
-    const int num_tiles = (length - first + S::QUERIES - 1) / S::QUERIES;
-    dkv_walk<T, S> walk = {launch,
-                           at.b,
-                           at.head * group,
-                           first,
-                           num_tiles,
-                           num_tiles * group,
-                           k,
-                           reinterpret_cast<float *>(v + KEYS * S::DH + 2 * S::STAGE),
-                           0.0f,
-                           0.0f};
-    walk.fetch(0);
-    walk.put_stats(0);
+    dkv_walk<T, S> walk = {launch, at.b, first, k, 0.0f, 0.0f};
+    dkv_tile tile = {at.head * group, first, 0};
+    walk.fetch(tile);
+    walk.put_stats(tile);
     dkv_rows<S> rows = {};
-    for (int i = 0; i < walk.num; i++) {
+    while (tile.head < (at.head + 1) * group) {
         tr_copy_async_wait<0>();
         __syncthreads(); /* this stage has arrived, the other is no longer read */
-        if (i + 1 < walk.num)
-            walk.fetch(i + 1);
-        const tr_attention_mask mask = tr_attention_mask_get<MODE>(launch, at.b, walk.head(i));
+        const dkv_tile next = walk.after(tile);
+        const bool more = next.head < (at.head + 1) * group;
+        if (more)
+            walk.fetch(next);
+        const tr_attention_mask mask = tr_attention_mask_get<MODE>(launch, at.b, tile.head);
 #pragma unroll 1
-        for (int j = 0; j < S::QUERIES; j += S::SCORES) {
-            int query = walk.query(i) + j;
-            if (query + S::SCORES > key)
-                dkv_scores<T, S>(rows, k, walk.stage(i) + j * S::DH, walk.stage_stats(i) + j, row,
-                                 chunk, query, key, args.scale * TR_LOG2_E, mask);
-        }
-        if (i + 1 < walk.num)
-            walk.put_stats(i + 1);
+        for (int j = 0; j < S::QUERIES; j += S::SCORES)
+            if (tile.query + j + S::SCORES > key)
+                dkv_scores<T, S>(rows, k, walk.elements(tile.stage) + j * S::DH,
+                                 walk.stats(tile.stage) + j, row, chunk, tile.query + j, key,
+                                 args.scale * TR_LOG2_E, mask);
+        if (more)
+            walk.put_stats(next);
+        tile = next;
     }
 
     __syncthreads();
