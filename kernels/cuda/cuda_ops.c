@@ -232,8 +232,8 @@ const tr_ops tr_cuda_ops = {
 size_t tr_cuda_ops_workspace(const tr_device *device, const tr_workspace_need *need)
 {
     (void)device;
-    const size_t all[] = {TR_CUDA_MATMUL_WORKSPACE, tr_cuda_kernels_workspace(need),
-                          tr_cuda_attention_workspace(need)};
+    const size_t all[] = {need->max_matmul > 0 ? TR_CUDA_MATMUL_WORKSPACE : 0,
+                          tr_cuda_kernels_workspace(need), tr_cuda_attention_workspace(need)};
     size_t most = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         most = all[i] > most ? all[i] : most;

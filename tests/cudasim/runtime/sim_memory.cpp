@@ -4,7 +4,10 @@
  * poisoned for AddressSanitizer. While the gate is closed all of them are without access. */
 #include "tests/cudasim/runtime/sim_memory.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include <sanitizer/asan_interface.h>
 #include <stdint.h>
@@ -18,7 +21,14 @@
 #include "tests/cudasim/runtime/sim_runtime.h"
 #include "tests/cudasim/runtime/sim_stream.h"
 
-enum { PAGE = 4096, POISON = 0xff, PINNED_ALIGN = 4096, FILL_END = 1 << 20 };
+enum {
+    PAGE = 4096,
+    POISON = 0xff,
+    PINNED_ALIGN = 4096,
+    FILL_END = 1 << 20,
+    FILL_PINNED = 64 << 10,
+    MOST_FREED = 4
+};
 
 struct sim_allocation {
     size_t bytes, mapped; /* mapped: of device memory, without the guard pages */
@@ -26,6 +36,7 @@ struct sim_allocation {
 
 struct memory_state {
     std::map<uintptr_t, sim_allocation> device, host;
+    std::vector<std::pair<void *, size_t>> freed; /* pinned blocks */
     size_t device_bytes;
     int open; /* nested openings of the gate */
     bool pages_open;
@@ -227,6 +238,20 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 /* ---- pinned memory: the host's heap, and known ---- */
 
+/* Large blocks that were freed are handed out again, since new pages cost more than all that is done with them; until then they are closed. */
+static void *take_freed(size_t bytes)
+{
+    auto &freed = state().freed;
+    for (auto at = freed.begin(); at != freed.end(); ++at)
+        if (at->second == bytes) {
+            void *memory = at->first;
+            freed.erase(at);
+            ASAN_UNPOISON_MEMORY_REGION(memory, bytes);
+            return memory;
+        }
+    return NULL;
+}
+
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags)
 {
     std::lock_guard<std::recursive_mutex> hold(sim_lock);
@@ -238,10 +263,10 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags)
         *pointer = NULL;
         return cudaSuccess;
     }
-    void *memory = NULL;
-    if (posix_memalign(&memory, PINNED_ALIGN, bytes) != 0)
+    void *memory = take_freed(bytes);
+    if (memory == NULL && posix_memalign(&memory, PINNED_ALIGN, bytes) != 0)
         return sim_error_set(cudaErrorMemoryAllocation);
-    memset(memory, POISON, bytes);
+    memset(memory, POISON, std::min(bytes, (size_t)FILL_PINNED));
     state().host[(uintptr_t)memory] = {bytes, 0};
     *pointer = memory;
     return cudaSuccess;
@@ -256,11 +281,17 @@ cudaError_t cudaFreeHost(void *pointer)
     auto at = s.host.find((uintptr_t)pointer);
     if (at == s.host.end())
         cudasim_fail("cudaFreeHost(%p): no pinned allocation that is alive begins there", pointer);
-    const char *user = sim_user_of(pointer, at->second.bytes);
+    size_t bytes = at->second.bytes;
+    const char *user = sim_user_of(pointer, bytes);
     if (user != NULL)
         cudasim_fail("cudaFreeHost(%p): %s, which is still queued, may use it", pointer, user);
     s.host.erase(at);
-    free(pointer);
+    if (bytes >= FILL_END && s.freed.size() < MOST_FREED) {
+        ASAN_POISON_MEMORY_REGION(pointer, bytes);
+        s.freed.push_back({pointer, bytes});
+    } else {
+        free(pointer);
+    }
     return sim_lost();
 }
 

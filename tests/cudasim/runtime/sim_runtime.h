@@ -7,7 +7,7 @@
  * dependency that is missing shows as a wrong result for some seed.
  *
  * Device memory is closed to the host (reading or writing it ends the process with the address) but while queued work runs; it is
- * filled with 0xff at first and guarded at both ends. Errors, each the end of the process with a line "cudasim: ...": handles and
+ * filled with 0xff at first (large memory at its ends, pinned memory at its beginning) and guarded at both ends. Errors, each the end of the process with a line "cudasim: ...": handles and
  * pointers that are not alive, a double free, a free while queued work may use the memory, a copy that leaves its allocation
  * or touches pageable memory, and memory, streams or events that are left when the process ends well.
  *
