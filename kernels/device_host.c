@@ -95,6 +95,9 @@ tr_status tr_device_read(tr_device *device, void *host, const void *memory, size
         memcpy(host, memory, bytes);
         return TR_OK;
     }
+    /* Without a copy nothing would be waited for, and what is pinned could be in use when it is given back. */
+    if (bytes == 0)
+        return TR_OK;
     void *pinned;
     TR_TRY(device->memory_create(device, TR_MEMORY_HOST, PINNED_BYTES, &pinned));
     tr_status status = read_through(device, pinned, host, memory, bytes);

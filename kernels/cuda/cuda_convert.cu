@@ -43,27 +43,43 @@ typedef struct copy_batch {
     tr_copy copies[COPY_BATCH];
 } copy_batch;
 
-/* The block's share of one copy by whole words; the bytes before and after them by the first block. dst and src are apart by a multiple
- * of a word. */
-template <typename Word> __device__ inline void copy_words(const tr_copy &copy)
+/* A word at p; with `odd`, where p is at an odd address, a word of two bytes from them. */
+template <typename Word> __device__ inline Word copy_load(const char *p, bool odd)
+{
+    if constexpr (sizeof(Word) == 2) {
+        if (odd)
+            return (Word)((unsigned char)p[0] | (unsigned char)p[1] << 8);
+    }
+    return *(const Word *)(const void *)p;
+}
+
+/* The block's share of one copy by whole words; the bytes before and after them by two threads of the first block. dst and src are
+ * apart by a multiple of a word, or `odd`. */
+template <typename Word> __device__ inline void copy_words(const tr_copy &copy, bool odd)
 {
     int64_t head = (int64_t)((0 - (uintptr_t)copy.dst) % sizeof(Word)), bytes = (int64_t)copy.bytes;
     head = head < bytes ? head : bytes;
     const char *src = (const char *)copy.src;
     char *dst = (char *)copy.dst;
-    int64_t n = (bytes - head) / (int64_t)sizeof(Word), tail = bytes - head - n * sizeof(Word);
-    if (blockIdx.x == 0 && threadIdx.x < head)
-        dst[threadIdx.x] = src[threadIdx.x];
-    if (blockIdx.x == 0 && threadIdx.x < tail)
-        dst[bytes - tail + threadIdx.x] = src[bytes - tail + threadIdx.x];
-    const Word *from = (const Word *)(const void *)(src + head);
+    int64_t n = (bytes - head) / (int64_t)sizeof(Word);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        for (int64_t i = 0; i < head; i++)
+            dst[i] = src[i];
+    }
+    if (blockIdx.x == 0 && threadIdx.x == TR_WARP) {
+        for (int64_t i = head + n * (int64_t)sizeof(Word); i < bytes; i++)
+            dst[i] = src[i];
+    }
+    const char *from = src + head;
     Word *to = (Word *)(void *)(dst + head);
     const int64_t step = CONVERT_THREADS * COPY_UNROLL;
     for (int64_t at = blockIdx.x * step + threadIdx.x; at < n; at += gridDim.x * step) {
         Word words[COPY_UNROLL];
 #pragma unroll
-        for (int k = 0; k < COPY_UNROLL; k++)
-            words[k] = from[at + k * CONVERT_THREADS < n ? at + k * CONVERT_THREADS : at];
+        for (int k = 0; k < COPY_UNROLL; k++) {
+            int64_t i = at + k * CONVERT_THREADS < n ? at + k * CONVERT_THREADS : at;
+            words[k] = copy_load<Word>(from + i * (int64_t)sizeof(Word), odd);
+        }
 #pragma unroll
         for (int k = 0; k < COPY_UNROLL; k++) {
             if (at + k * CONVERT_THREADS < n)
@@ -78,13 +94,11 @@ __global__ void __launch_bounds__(CONVERT_THREADS) copy_kernel(copy_batch batch)
     const tr_copy &copy = batch.copies[blockIdx.y];
     uintptr_t apart = (uintptr_t)copy.dst - (uintptr_t)copy.src;
     if (apart % 16 == 0)
-        copy_words<uint4>(copy);
+        copy_words<uint4>(copy, false);
     else if (apart % 4 == 0)
-        copy_words<uint32_t>(copy);
-    else if (apart % 2 == 0)
-        copy_words<uint16_t>(copy);
+        copy_words<uint32_t>(copy, false);
     else
-        copy_words<uint8_t>(copy);
+        copy_words<uint16_t>(copy, apart % 2 != 0);
 }
 
 extern "C" tr_status tr_cuda_copy_many(cudaStream_t stream, int count, const tr_copy *copies)
@@ -128,14 +142,12 @@ __global__ void zero_kernel(int64_t n, uint4 *dst)
     }
 }
 
-/* The bytes before and after those words: fewer than 16 each. */
+/* The bytes before and after those words, fewer than 16 each, by a thread each. */
 __global__ void zero_ends_kernel(int head, int tail, int64_t bytes, unsigned char *dst)
 {
-    int i = threadIdx.x;
-    if (i < head)
+    int64_t begin = threadIdx.x == 0 ? 0 : bytes - tail, end = threadIdx.x == 0 ? head : bytes;
+    for (int64_t i = begin; i < end; i++)
         dst[i] = 0;
-    if (i < tail)
-        dst[bytes - tail + i] = 0;
 }
 
 extern "C" tr_status tr_cuda_fill_zero(cudaStream_t stream, void *dst, int64_t bytes)
@@ -146,8 +158,7 @@ extern "C" tr_status tr_cuda_fill_zero(cudaStream_t stream, void *dst, int64_t b
     int64_t words = (bytes - head) / 16, tail = bytes - head - words * 16;
     unsigned char *start = (unsigned char *)dst;
     if (head + tail > 0)
-        TR_TRY(
-            TR_LAUNCH(zero_ends_kernel, 1, TR_WARP, 0, stream, (int)head, (int)tail, bytes, start));
+        TR_TRY(TR_LAUNCH(zero_ends_kernel, 1, 2, 0, stream, (int)head, (int)tail, bytes, start));
     return TR_LAUNCH(zero_kernel, (unsigned)tr_blocks(words, 4 * CONVERT_THREADS), CONVERT_THREADS,
                      0, stream, words, (uint4 *)(start + head));
 }

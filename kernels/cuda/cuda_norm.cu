@@ -64,22 +64,26 @@ template <typename T, bool WIDE, int TEAM, int ITEMS>
 __device__ inline void row_normalize(const norm_forward &a, int64_t at, int lane, int64_t width,
                                      float mean, float rstd, tr_group<T> *x)
 {
-    tr_group<T> weight[ITEMS], bias[ITEMS];
-    norm_load<T, WIDE, TEAM, ITEMS>((const T *)a.weight, lane, width, weight);
-    norm_load<T, WIDE, TEAM, ITEMS>((const T *)a.bias, lane, a.bias != NULL ? width : 0, bias);
+    bool biased = a.bias != NULL;
 #pragma unroll
-    for (int k = 0; k < ITEMS; k++)
-        group_normalize(&x[k], weight[k], bias[k], a.bias != NULL, mean, rstd);
-    norm_store<T, WIDE, TEAM, ITEMS>((T *)a.out + at, lane, width, x);
+    for (int k = 0; k < ITEMS; k++) {
+        int64_t c = (int64_t)(lane + k * TEAM) * TR_GROUP;
+        int count = tr_group_count(c, width);
+        tr_group<T> weight = tr_group_load<T, WIDE>((const T *)a.weight + c, count);
+        tr_group<T> bias = tr_group_load<T, WIDE>((const T *)a.bias + c, biased ? count : 0);
+        group_normalize(&x[k], weight, bias, biased, mean, rstd);
+        tr_group_store<T, WIDE>((T *)a.out + at + c, count, x[k]);
+    }
 }
 
 /* Moves 2 R H sizes of T, and 4 or 8 bytes a row. */
 template <typename T, int TEAM, int ITEMS>
-__global__ void __launch_bounds__(NORM_THREADS) norm_forward_kernel(norm_forward a)
+__global__ void __launch_bounds__(norm_threads(TEAM), norm_blocks(TEAM, ITEMS))
+    norm_forward_kernel(norm_forward a)
 {
     TR_SHARED(float, shared, [2][64]);
     int lane = threadIdx.x % TEAM;
-    int64_t r = (int64_t)blockIdx.x * (NORM_THREADS / TEAM) + threadIdx.x / TEAM;
+    int64_t r = (int64_t)blockIdx.x * (norm_threads(TEAM) / TEAM) + threadIdx.x / TEAM;
     int64_t width = r < a.R ? a.H : 0, at = r * a.H; /* teams without a row help their warp */
     tr_group<T> x[ITEMS];
     if (a.wide)
@@ -110,24 +114,24 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_forward_kernel(norm_forward
 
 /* A row of any length by a block, read three times. */
 template <typename T>
-__global__ void __launch_bounds__(NORM_THREADS) norm_forward_long_kernel(norm_forward a)
+__global__ void __launch_bounds__(NORM_LONG) norm_forward_long_kernel(norm_forward a)
 {
     TR_SHARED(float, shared, [2][64]);
     int64_t r = blockIdx.x, at = r * a.H, first = (int64_t)threadIdx.x * TR_GROUP;
-    const int64_t step = (int64_t)NORM_THREADS * TR_GROUP;
+    const int64_t step = (int64_t)NORM_LONG * TR_GROUP;
     const T *x = (const T *)a.x + at;
     float mean = 0.0f, squares = 0.0f, none = 0.0f;
     if (a.layer) {
         for (int64_t c = first; c < a.H; c += step)
             mean += group_sum(tr_group_load<T, false>(x + c, tr_group_count(c, a.H)));
-        norm_team_sum2<NORM_THREADS>(&mean, &none, shared[0]);
+        norm_team_sum2<NORM_LONG>(&mean, &none, shared[0]);
         mean /= (float)a.H;
     }
     for (int64_t c = first; c < a.H; c += step) {
         int count = tr_group_count(c, a.H);
         squares += group_squares(tr_group_load<T, false>(x + c, count), count, mean);
     }
-    norm_team_sum2<NORM_THREADS>(&squares, &none, shared[1]);
+    norm_team_sum2<NORM_LONG>(&squares, &none, shared[1]);
     float rstd = rstd_of(a, squares);
     for (int64_t c = first; c < a.H; c += step) {
         int count = tr_group_count(c, a.H);
@@ -144,12 +148,11 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_forward_long_kernel(norm_fo
 template <typename T, int TEAM, int ITEMS> tr_status norm_forward::run() const
 {
     if constexpr (ITEMS == 0)
-        return TR_LAUNCH((norm_forward_long_kernel<T>), (unsigned)R, NORM_THREADS, 0, stream,
-                         *this);
+        return TR_LAUNCH((norm_forward_long_kernel<T>), (unsigned)R, NORM_LONG, 0, stream, *this);
     else
         return TR_LAUNCH((norm_forward_kernel<T, TEAM, ITEMS>),
-                         (unsigned)tr_blocks(R, NORM_THREADS / TEAM), NORM_THREADS, 0, stream,
-                         *this);
+                         (unsigned)tr_blocks(R, norm_threads(TEAM) / TEAM), norm_threads(TEAM), 0,
+                         stream, *this);
 }
 
 extern "C" tr_status tr_cuda_norm_forward(cudaStream_t stream, tr_norm_kind kind, tr_dtype dtype,

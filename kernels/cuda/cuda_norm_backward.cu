@@ -79,7 +79,7 @@ __device__ inline void group_dx(tr_group<T> *x, const tr_group<float> &dy,
 
 /* What a thread holds of a row. */
 template <typename T, int ITEMS> struct norm_items {
-    tr_group<T> x[ITEMS], weight[ITEMS], dresidual[ITEMS];
+    tr_group<T> x[ITEMS], dresidual[ITEMS];
     tr_group<float> dy[ITEMS];
 };
 
@@ -91,7 +91,35 @@ __device__ inline void items_load(const norm_backward &a, int64_t at, int lane, 
     norm_load<float, WIDE, TEAM, ITEMS>(a.dy + at, lane, width, items->dy);
     norm_load<T, WIDE, TEAM, ITEMS>((const T *)a.dresidual + at, lane,
                                     a.dresidual != NULL ? width : 0, items->dresidual);
-    norm_load<T, WIDE, TEAM, ITEMS>((const T *)a.weight, lane, width, items->weight);
+}
+
+/* Adds the row to its sums and to the gradients. */
+template <typename T, bool WIDE, int TEAM, int ITEMS>
+__device__ inline void items_reduce(const norm_backward &a, int lane, int64_t width,
+                                    const norm_items<T, ITEMS> &items, norm_row *row,
+                                    float (*dweight)[TR_GROUP], float (*dbias)[TR_GROUP])
+{
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        int64_t c = (int64_t)(lane + k * TEAM) * TR_GROUP;
+        tr_group<T> weight =
+            tr_group_load<T, WIDE>((const T *)a.weight + c, tr_group_count(c, width));
+        group_reduce(items.x[k], items.dy[k], weight, row, dweight[k], dbias[k]);
+    }
+}
+
+template <typename T, bool WIDE, int TEAM, int ITEMS>
+__device__ inline void items_dx(const norm_backward &a, int64_t at, int lane, int64_t width,
+                                norm_items<T, ITEMS> *items, const norm_row &row)
+{
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        int64_t c = (int64_t)(lane + k * TEAM) * TR_GROUP;
+        int count = tr_group_count(c, width);
+        tr_group<T> weight = tr_group_load<T, WIDE>((const T *)a.weight + c, count);
+        group_dx(&items->x[k], items->dy[k], weight, items->dresidual[k], row);
+        tr_group_store<T, WIDE>((T *)a.dx + at + c, count, items->x[k]);
+    }
 }
 
 /* The group at column c of a row. */
@@ -103,7 +131,6 @@ __device__ inline void items_load_at(const norm_backward &a, int64_t at, int64_t
     items->dy[0] = tr_group_load<float, false>(a.dy + at + c, count);
     items->dresidual[0] =
         tr_group_load<T, false>((const T *)a.dresidual + at + c, a.dresidual != NULL ? count : 0);
-    items->weight[0] = tr_group_load<T, false>((const T *)a.weight + c, count);
 }
 
 /* Adds the teams' parts in order into the block's row of vector `index`. parts: TEAMS rows of TEAM ITEMS groups. A block of
@@ -112,10 +139,10 @@ template <int TEAM, int ITEMS>
 __device__ inline void block_part(const norm_backward &a, int index, float (*values)[TR_GROUP],
                                   float *parts)
 {
-    const int width = TEAM * ITEMS * TR_GROUP;
+    const int width = TEAM * ITEMS * TR_GROUP, threads = norm_threads(TEAM);
     int lane = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
     float *dst = a.parts + ((int64_t)blockIdx.x * a.vectors + index) * a.H;
-    if (TEAM == NORM_THREADS) {
+    if (TEAM == threads) {
 #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
             int64_t c = (int64_t)(lane + k * TEAM) * TR_GROUP;
@@ -135,22 +162,29 @@ __device__ inline void block_part(const norm_backward &a, int index, float (*val
             parts[team * width + (lane + k * TEAM) * TR_GROUP + i] = values[k][i];
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < width && c < a.H; c += NORM_THREADS) {
+    for (int c = threadIdx.x; c < width && c < a.H; c += threads) {
         float sum = 0.0f;
 #pragma unroll 8
-        for (int k = 0; k < NORM_THREADS / TEAM; k++)
+        for (int k = 0; k < threads / TEAM; k++)
             sum += parts[k * width + c];
         dst[c] = sum;
     }
 }
 
+/* As norm_blocks: at most 80 registers a thread, or 128 where it holds two groups. */
+__host__ __device__ constexpr int norm_backward_blocks(int team, int items)
+{
+    return (items > 1 ? 512 : 768) / norm_threads(team);
+}
+
 /* Moves R H (4 + 3 sizes of T, or 2 without dresidual) bytes, 8 bytes a row, and writes 4 or 8 H bytes a block. */
 template <typename T, int TEAM, int ITEMS>
-__global__ void __launch_bounds__(NORM_THREADS) norm_backward_kernel(norm_backward a)
+__global__ void __launch_bounds__(norm_threads(TEAM), norm_backward_blocks(TEAM, ITEMS))
+    norm_backward_kernel(norm_backward a)
 {
-    const int teams = NORM_THREADS / TEAM;
+    const int teams = norm_threads(TEAM) / TEAM;
     TR_SHARED(float, shared, [2][64]);
-    TR_SHARED(float, parts, [teams > 1 ? NORM_THREADS * ITEMS * TR_GROUP : 1]);
+    TR_SHARED(float, parts, [teams > 1 ? norm_threads(TEAM) * ITEMS * TR_GROUP : 1]);
     int lane = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
     int64_t begin = (int64_t)blockIdx.x * a.rows, end = begin + a.rows < a.R ? begin + a.rows : a.R;
     float dweight[ITEMS][TR_GROUP] = {}, dbias[ITEMS][TR_GROUP] = {};
@@ -163,17 +197,15 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_backward_kernel(norm_backwa
         else
             items_load<T, false, TEAM, ITEMS>(a, at, lane, width, &items);
         norm_row row = row_begin(a, r, width > 0);
-#pragma unroll
-        for (int k = 0; k < ITEMS; k++)
-            group_reduce(items.x[k], items.dy[k], items.weight[k], &row, dweight[k], dbias[k]);
-        row_sums<TEAM>(a, &row, shared[turn % 2]);
-#pragma unroll
-        for (int k = 0; k < ITEMS; k++)
-            group_dx(&items.x[k], items.dy[k], items.weight[k], items.dresidual[k], row);
         if (a.wide)
-            norm_store<T, true, TEAM, ITEMS>((T *)a.dx + at, lane, width, items.x);
+            items_reduce<T, true, TEAM, ITEMS>(a, lane, width, items, &row, dweight, dbias);
         else
-            norm_store<T, false, TEAM, ITEMS>((T *)a.dx + at, lane, width, items.x);
+            items_reduce<T, false, TEAM, ITEMS>(a, lane, width, items, &row, dweight, dbias);
+        row_sums<TEAM>(a, &row, shared[turn % 2]);
+        if (a.wide)
+            items_dx<T, true, TEAM, ITEMS>(a, at, lane, width, &items, row);
+        else
+            items_dx<T, false, TEAM, ITEMS>(a, at, lane, width, &items, row);
     }
     block_part<TEAM, ITEMS>(a, 0, dweight, parts);
     if (a.vectors > 1)
@@ -182,12 +214,12 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_backward_kernel(norm_backwa
 
 /* Rows of any length: read twice, the gradients kept in the block's rows of the workspace, an element always by the same thread. */
 template <typename T>
-__global__ void __launch_bounds__(NORM_THREADS) norm_backward_long_kernel(norm_backward a)
+__global__ void __launch_bounds__(NORM_LONG) norm_backward_long_kernel(norm_backward a)
 {
     TR_SHARED(float, shared, [2][64]);
     int64_t begin = (int64_t)blockIdx.x * a.rows, end = begin + a.rows < a.R ? begin + a.rows : a.R;
     float *parts = a.parts + (int64_t)blockIdx.x * a.vectors * a.H;
-    const int64_t first = (int64_t)threadIdx.x * TR_GROUP, step = (int64_t)NORM_THREADS * TR_GROUP;
+    const int64_t first = (int64_t)threadIdx.x * TR_GROUP, step = (int64_t)NORM_LONG * TR_GROUP;
     for (int64_t r = begin; r < end; r++) {
         int64_t at = r * a.H;
         norm_row row = row_begin(a, r, true);
@@ -196,18 +228,22 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_backward_long_kernel(norm_b
             int count = tr_group_count(c, a.H);
             float dweight[TR_GROUP] = {}, dbias[TR_GROUP] = {};
             items_load_at(a, at, c, count, &items);
-            group_reduce(items.x[0], items.dy[0], items.weight[0], &row, dweight, dbias);
+            group_reduce(items.x[0], items.dy[0],
+                         tr_group_load<T, false>((const T *)a.weight + c, count), &row, dweight,
+                         dbias);
             for (int i = 0; i < count; i++) {
                 parts[c + i] = r == begin ? dweight[i] : parts[c + i] + dweight[i];
                 if (a.vectors > 1)
                     parts[a.H + c + i] = r == begin ? dbias[i] : parts[a.H + c + i] + dbias[i];
             }
         }
-        row_sums<NORM_THREADS>(a, &row, shared[(r - begin) % 2]);
+        row_sums<NORM_LONG>(a, &row, shared[(r - begin) % 2]);
         for (int64_t c = first; c < a.H; c += step) {
             int count = tr_group_count(c, a.H);
             items_load_at(a, at, c, count, &items);
-            group_dx(&items.x[0], items.dy[0], items.weight[0], items.dresidual[0], row);
+            group_dx(&items.x[0], items.dy[0],
+                     tr_group_load<T, false>((const T *)a.weight + c, count), items.dresidual[0],
+                     row);
             tr_group_store<T, false>((T *)a.dx + at + c, count, items.x[0]);
         }
     }
@@ -217,10 +253,10 @@ template <typename T, int TEAM, int ITEMS> tr_status norm_backward::run() const
 {
     unsigned blocks = (unsigned)tr_blocks(R, rows);
     if constexpr (ITEMS == 0)
-        return TR_LAUNCH((norm_backward_long_kernel<T>), blocks, NORM_THREADS, 0, stream, *this);
+        return TR_LAUNCH((norm_backward_long_kernel<T>), blocks, NORM_LONG, 0, stream, *this);
     else
-        return TR_LAUNCH((norm_backward_kernel<T, TEAM, ITEMS>), blocks, NORM_THREADS, 0, stream,
-                         *this);
+        return TR_LAUNCH((norm_backward_kernel<T, TEAM, ITEMS>), blocks, norm_threads(TEAM), 0,
+                         stream, *this);
 }
 
 extern "C" tr_status tr_cuda_norm_backward(cudaStream_t stream, void *workspace, tr_norm_kind kind,
