@@ -34,22 +34,19 @@ static void *open_library(const char *file)
     return NULL;
 }
 
-static tr_status open_first(const char *const *files, int num_files, const char *what,
-                            void **library)
+tr_status tr_cuda_library_open(const char *file, const char *what, void **library)
 {
-    for (int i = 0; i < num_files; i++) {
-        *library = open_library(files[i]);
-        if (*library != NULL)
-            return TR_OK;
-    }
+    *library = open_library(file);
+    if (*library != NULL)
+        return TR_OK;
     return tr_fail(TR_ERR_MEMORY,
                    "cannot open %s, which the CUDA device needs: tried %s in the linker's path, "
                    "$CUDA_HOME/lib64 and "
                    "/usr/local/cuda/lib64; install it, or add its folder to LD_LIBRARY_PATH",
-                   what, files[0]);
+                   what, file);
 }
 
-static tr_status find(void *library, const char *what, const char *name, void **function)
+tr_status tr_cuda_library_find(void *library, const char *what, const char *name, void **function)
 {
     *function = dlsym(library, name);
     if (*function == NULL)
@@ -69,10 +66,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static tr_status open_cublaslt(void)
 {
-    static const char *const files[] = {"libcublasLt.so." TR_TEXT(CUBLAS_VER_MAJOR)};
     void *library;
-    TR_TRY(open_first(files, 1, "cuBLASLt", &library));
-#define TR_FIND(name) TR_TRY(find(library, "cuBLASLt", "cublasLt" #name, (void **)&cublaslt.name));
+    TR_TRY(tr_cuda_library_open("libcublasLt.so." TR_TEXT(CUBLAS_VER_MAJOR), "cuBLASLt", &library));
+#define TR_FIND(name)                                                                              \
+    TR_TRY(tr_cuda_library_find(library, "cuBLASLt", "cublasLt" #name, (void **)&cublaslt.name));
     TR_CUBLASLT_FUNCTIONS(TR_FIND)
 #undef TR_FIND
     return TR_OK;

@@ -38,6 +38,12 @@ typedef struct tr_cublaslt {
 #undef TR_CUBLASLT_MEMBER
 } tr_cublaslt;
 
+/* Opens the file of the library called `what`: in $CUDA_HOME/lib64, in the linker's path, where the toolkit is usually installed.
+ * TR_ERR_MEMORY with the names that were tried and what to do. */
+tr_status tr_cuda_library_open(const char *file, const char *what, void **library);
+/* The function `name` of an opened library; TR_ERR_MEMORY where it is too old to have it. */
+tr_status tr_cuda_library_find(void *library, const char *what, const char *name, void **function);
+
 /* Opens the library, once per process; *lt stays valid until the process ends. TR_ERR_MEMORY with the names that were tried and what to do. */
 tr_status tr_cuda_library_cublaslt(const tr_cublaslt **lt);
 

@@ -1,5 +1,5 @@
 # TRINE_CUDA=AUTO|ON|OFF: whether the CUDA device is built. AUTO: where the toolkit is whole. Sets TR_CUDA (TRUE or FALSE) and
-# TR_CUDA_SUMMARY (what was found or missing, for the summary). Only the runtime is linked, statically; the libraries below are
+# TR_CUDA_SUMMARY (what was found or missing, for the summary), and TR_NCCL: whether nccl.h was found with it. Only the runtime is linked, statically; the libraries below are
 # found by their headers and opened when a device is made, so that the program runs where they and the driver are missing.
 set(TRINE_CUDA AUTO CACHE STRING "The CUDA device: AUTO (where the toolkit is installed), ON, OFF")
 set_property(CACHE TRINE_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -8,6 +8,7 @@ if(NOT wanted MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "TRINE_CUDA is '${TRINE_CUDA}'; it is AUTO, ON or OFF")
 endif()
 set(TR_CUDA FALSE)
+set(TR_NCCL FALSE)
 set(TR_CUDA_SUMMARY "off (TRINE_CUDA=OFF)")
 if(wanted STREQUAL OFF)
     return()
@@ -66,6 +67,9 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 find_path(TRINE_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+if(TRINE_NCCL_INCLUDE)
+    set(TR_NCCL TRUE)
+endif()
 find_path(TRINE_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 string(REPLACE "-real" "" archs "${CMAKE_CUDA_ARCHITECTURES}")
 list(JOIN archs ", sm_" archs)
