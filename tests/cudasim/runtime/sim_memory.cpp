@@ -18,6 +18,7 @@
 
 #include "tests/cudasim/runtime/sim_device.h"
 #include "tests/cudasim/runtime/sim_error.h"
+#include "tests/cudasim/runtime/sim_nccl.h"
 #include "tests/cudasim/runtime/sim_runtime.h"
 #include "tests/cudasim/runtime/sim_stream.h"
 
@@ -139,6 +140,9 @@ void cudasim_check_device(const char *what, const void *pointer, size_t bytes)
 static void check_left(int exit_status, void *)
 {
     cudasim_counts left = cudasim_count();
+    if (exit_status == 0 && cudasim_nccl_count() != 0)
+        cudasim_fail("the process ends with %lld communicators that nobody destroyed",
+                     (long long)cudasim_nccl_count());
     if (exit_status == 0 &&
         (left.device_memory != 0 || left.host_memory != 0 || left.streams != 0 || left.events != 0))
         cudasim_fail("the process ends with %lld device allocations, %lld pinned ones, %lld "

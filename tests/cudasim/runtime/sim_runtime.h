@@ -1,7 +1,7 @@
 /* The stand-in for the CUDA runtime: what tests and other stand-ins may ask of it besides the functions of cuda_runtime_api.h.
  *
  * Streams are queues. What is enqueued runs as late, and streams run in as odd an order against each other, as the declared events
- * allow: nothing has to run before the host waits for it, and nothing but a stream's own order and its waits for events says what runs
+ * allow: nothing has to run before the host waits for it (or, where ranks wait for each other, another rank: sim_nccl.h), and nothing but a stream's own order and its waits for events says what runs
  * first. How late and how odd is drawn anew every few calls from the seed (CUDASIM_SEED, default 1; ranks of a job draw
  * differently): from only what must run, over a random stream that runs ahead of all others, to everything at once. So a
  * dependency that is missing shows as a wrong result for some seed.
