@@ -62,12 +62,13 @@ TR_VEC_INLINE tr_vec score_max(const float *scores, int64_t columns, int64_t num
     return tr_vec_max(top, other);
 }
 
-/* Scores become exp(scale S - max), zero above the diagonal; returns their sums over keys, in four partial sums. */
-TR_VEC_INLINE tr_vec score_exp(float *scores, int64_t columns, int64_t num_keys, int64_t query,
-                               float scale, tr_vec max)
+/* Scores become exp(scale S - max), zero above the diagonal; returns their sums over keys: those before `panel`, the first query of the panel, in
+ * four partial sums, so that the order does not depend on the width of a vector. */
+TR_VEC_INLINE tr_vec score_exp(float *scores, int64_t columns, int64_t num_keys, int64_t panel,
+                               int64_t query, float scale, tr_vec max)
 {
     tr_vec sum[4] = {tr_vec_zero(), tr_vec_zero(), tr_vec_zero(), tr_vec_zero()};
-    int64_t all = (query + 1 < num_keys ? query + 1 : num_keys) / 4 * 4;
+    int64_t all = panel / 4 * 4;
     for (int64_t key = 0; key < all; key += 4)
         for (int i = 0; i < 4; i++) {
             float *at = scores + (key + i) * columns;
@@ -118,8 +119,8 @@ static void softmax_panel(const forward_job *job, int64_t head, int64_t query, i
     for (int64_t c = 0; c < columns; c += TR_VEC_LANES) {
         tr_vec top = score_max(scores + c, columns, num_keys, query + c) * args->scale;
         tr_vec_store_f32(max + c, top);
-        tr_vec_store_f32(sum + c,
-                         score_exp(scores + c, columns, num_keys, query + c, args->scale, top));
+        tr_vec_store_f32(
+            sum + c, score_exp(scores + c, columns, num_keys, query, query + c, args->scale, top));
         if (args->dropout.probability > 0.0f)
             score_dropout(args, job->b, head, scores + c, columns, num_keys, query + c);
     }
