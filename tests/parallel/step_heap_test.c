@@ -206,16 +206,17 @@ static void long_run_grows_nowhere(fx_job *job)
     }
 }
 
-/* A step and evaluations of one to three batches, in turn, 200 times: from the fifth round on neither the peak of an arena nor the process grows. */
+/* A step and evaluations of one to three batches, in turn, 200 times: from the fifth round on no arena's peak grows, nor does the process steadily: what grows
+ * does so in both halves (a thread that a busy machine runs late for the first time touches its memory late, once). */
 static void turns_grow_nowhere(fx_job *job)
 {
     if (!fx_case(job, "training and evaluation in turn grow nowhere"))
         return;
-    enum { ROUNDS = 200, SETTLED = 5 };
+    enum { ROUNDS = 200, SETTLED = 5, HALF = (ROUNDS + SETTLED) / 2 };
     fx_run fx;
     tr_metrics metrics;
     size_t peaks[TR_MEM_NUM] = {0}, peak = 0;
-    int64_t kib = 0;
+    int64_t settled_kib = 0, half_kib = 0;
     double loss;
     fx_open(job, &fx, "l",
             "model.layers=2 model.hidden=32 model.ffn=64 train.seq_len=256 train.global_batch=4 "
@@ -225,8 +226,10 @@ static void turns_grow_nowhere(fx_job *job)
         fx_step(&fx, &metrics);
         fx.run->cfg.train.eval_batches = 1 + round % 3;
         fx_need(job, tr_run_evaluate(fx.run, &loss));
+        if (round == HALF)
+            half_kib = resident_kib();
         if (round == SETTLED) {
-            kib = resident_kib();
+            settled_kib = resident_kib();
             peak = metrics.memory_peak_bytes;
             for (int c = 0; c < TR_MEM_NUM; c++)
                 peaks[c] = fx.run->arenas[c].peak;
@@ -238,8 +241,9 @@ static void turns_grow_nowhere(fx_job *job)
     if (fx.run != NULL) {
         fx_check(job, metrics.memory_peak_bytes == peak, "peak of %zu bytes, was %zu",
                  metrics.memory_peak_bytes, peak);
-        fx_check(job, resident_kib() - kib < 512, "%lld KiB more in %d rounds",
-                 (long long)(resident_kib() - kib), ROUNDS - SETTLED);
+        int64_t first = half_kib - settled_kib, second = resident_kib() - half_kib;
+        fx_check(job, first < 256 || second < 256, "%lld and %lld KiB more in two times %d rounds",
+                 (long long)first, (long long)second, ROUNDS - HALF);
     }
     fx_close(&fx);
 }
