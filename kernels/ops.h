@@ -86,6 +86,24 @@ typedef struct tr_attention {
     int kv_parts; /* 0 or 1: dk and dv are [B,T,K,D]; else [B,T,K*kv_parts,D], a head's query heads in so many neighbouring parts, each summed and rounded by itself */
 } tr_attention;
 
+/* The residual addition and the norm that takes its sum:
+ *   out[R,H] = round(x + dropout(y + bias)), as residual_add; normed[R,H], mean[R], rstd[R] = norm_forward(out; weight, norm_bias). */
+typedef struct tr_residual_norm {
+    tr_norm_kind kind;
+    tr_dtype dtype; /* of x, bias, out, weight, norm_bias, normed */
+    int64_t R, H;
+    int64_t row_begin; /* of the rows in the microbatch */
+    const void *x;
+    const float *y;
+    const void *bias; /* [H], or NULL */
+    tr_dropout dropout;
+    void *out; /* may be x */
+    float eps;
+    const void *weight, *norm_bias; /* [H]; norm_bias NULL when there is none */
+    void *normed;
+    float *mean, *rstd; /* mean unused for RMS, may be NULL */
+} tr_residual_norm;
+
 /* One AdamW step (Loshchilov & Hutter 2019, decoupled decay) over n elements:
  *   g = grad * grad_scale; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2;
  *   master = master (1 - lr weight_decay) - lr (m / bias1) / (sqrt(v / bias2) + eps);   bias_i = 1 - beta_i^t
@@ -149,6 +167,8 @@ typedef struct tr_ops {
     tr_status (*residual_add)(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
                               int64_t row_begin, const void *x, const float *y, const void *bias,
                               const tr_dropout *dropout, void *out);
+    /* residual_add, then norm_forward of its sum, with the bits of the two (a GPU reads the sum once less). */
+    tr_status (*residual_norm)(tr_device *device, const tr_residual_norm *args);
     /* out[R,H] = dropout mask and scale applied to dy[R,H] (both dtype; out may be dy): the backward of dropout inside residual_add and embed_finish. */
     tr_status (*dropout_backward)(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
                                   int64_t row_begin, const void *dy, const tr_dropout *dropout,

@@ -65,22 +65,44 @@ static tr_status rope_apply(tr_model *model, void *q, void *k, int64_t heads, bo
                      backward, k);
 }
 
-/* out [S,H] = x + dropout(reduced partial sums of the product + bias). */
-static tr_status product_add(tr_model *model, const tr_microbatch *microbatch, const char *site,
-                             int layer, tr_param_role role, const void *in, const void *x,
-                             void *out)
+/* *sum [S,H]: the reduced partial sums of a product that writes to the stream. */
+static tr_status product_sum(tr_model *model, int layer, tr_param_role role, const void *in,
+                             float **sum)
 {
-    float *partial, *sum;
+    float *partial;
     TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
     TR_TRY(tr_linear_forward_partial(model, layer, role, in, partial));
-    TR_TRY(tr_tensor_comm_reduce_finish(&model->tensor, partial, &sum));
-    tr_dropout dropout = tr_model_dropout(model, microbatch, site, layer);
-    return model->device->ops->residual_add(model->device, model->dtype, model->S, model->H,
-                                            model->tensor.row_begin, x, sum,
-                                            model->weights[layer][role + 1].weight, &dropout, out);
+    return tr_tensor_comm_reduce_finish(&model->tensor, partial, sum);
 }
 
-/* x -> saved->middle */
+/* saved->middle = x + dropout(attention's product + bias), and its norm. */
+static tr_status attention_add(tr_model *model, int layer, const tr_microbatch *microbatch,
+                               const tr_block_saved *saved, const void *x)
+{
+    float *sum;
+    tr_norm_site norm = norm2_site(model, layer, saved, NULL);
+    TR_TRY(product_sum(model, layer, TR_ROLE_O_WEIGHT, saved->attention, &sum));
+    const tr_residual_norm args = {
+        .kind = tr_model_norm_kind(model),
+        .dtype = model->dtype,
+        .R = model->S,
+        .H = model->H,
+        .row_begin = model->tensor.row_begin,
+        .x = x,
+        .y = sum,
+        .bias = model->weights[layer][TR_ROLE_O_BIAS].weight,
+        .dropout = tr_model_dropout(model, microbatch, "attention output", layer),
+        .out = saved->middle,
+        .eps = (float)model->cfg->model.norm_eps,
+        .weight = norm.weight.weight,
+        .norm_bias = norm.bias.weight,
+        .normed = norm.kept,
+        .mean = norm.mean,
+        .rstd = norm.rstd};
+    return model->device->ops->residual_norm(model->device, &args);
+}
+
+/* x -> saved->middle, saved->norm2 */
 static tr_status attention_part(tr_model *model, int layer, const tr_microbatch *microbatch,
                                 const tr_block_saved *saved, const void *x)
 {
@@ -94,8 +116,7 @@ static tr_status attention_part(tr_model *model, int layer, const tr_microbatch 
     TR_TRY(rope_apply(model, saved->q, saved->k, model->K, false));
     tr_attention args = attention_args(model, layer, microbatch, saved);
     TR_TRY(model->device->ops->attention_forward(model->device, &args));
-    return product_add(model, microbatch, "attention output", layer, TR_ROLE_O_WEIGHT,
-                       saved->attention, x, saved->middle);
+    return attention_add(model, layer, microbatch, saved, x);
 }
 
 static tr_status activation_apply(tr_model *model, const tr_block_saved *saved)
@@ -108,12 +129,10 @@ static tr_status activation_apply(tr_model *model, const tr_block_saved *saved)
     return ops->gelu_forward(model->device, model->dtype, n, saved->up, saved->act);
 }
 
-/* saved->middle -> saved->act */
+/* saved->norm2 -> saved->act */
 static tr_status mlp_hidden(tr_model *model, int layer, const tr_block_saved *saved)
 {
     const void *full;
-    tr_norm_site norm = norm2_site(model, layer, saved, NULL);
-    TR_TRY(tr_model_norm(model, &norm));
     TR_TRY(tr_model_gather(model, saved->norm2, &full));
     if (saved->gate != NULL)
         TR_TRY(tr_linear_forward(model, layer, TR_ROLE_GATE_WEIGHT, full, saved->gate));
@@ -126,8 +145,12 @@ tr_status tr_block_forward(tr_model *model, int layer, const tr_microbatch *micr
 {
     TR_TRY(attention_part(model, layer, microbatch, saved, x));
     TR_TRY(mlp_hidden(model, layer, saved));
-    return product_add(model, microbatch, "mlp output", layer, TR_ROLE_DOWN_WEIGHT, saved->act,
-                       saved->middle, out);
+    float *sum;
+    TR_TRY(product_sum(model, layer, TR_ROLE_DOWN_WEIGHT, saved->act, &sum));
+    tr_dropout dropout = tr_model_dropout(model, microbatch, "mlp output", layer);
+    return model->device->ops->residual_add(
+        model->device, model->dtype, model->S, model->H, model->tensor.row_begin, saved->middle,
+        sum, model->weights[layer][TR_ROLE_DOWN_BIAS].weight, &dropout, out);
 }
 
 /* ---- backward ---- */

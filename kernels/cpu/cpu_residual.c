@@ -84,6 +84,15 @@ static tr_status residual_add(tr_device *device, tr_dtype dtype, int64_t R, int6
     return TR_OK;
 }
 
+/* Both entries of the table; a row of the sum may still lie in a cache when the norm takes it. */
+static tr_status residual_norm(tr_device *device, const tr_residual_norm *a)
+{
+    TR_TRY(device->ops->residual_add(device, a->dtype, a->R, a->H, a->row_begin, a->x, a->y,
+                                     a->bias, &a->dropout, a->out));
+    return device->ops->norm_forward(device, a->kind, a->dtype, a->R, a->H, a->eps, a->out,
+                                     a->weight, a->norm_bias, a->normed, a->mean, a->rstd);
+}
+
 static void mask_piece(void *ctx, int64_t piece, int thread)
 {
     (void)thread;
@@ -118,5 +127,6 @@ static tr_status dropout_backward(tr_device *device, tr_dtype dtype, int64_t R, 
 void TR_ISA_NAME(tr_cpu_residual_ops)(tr_ops *ops)
 {
     ops->residual_add = residual_add;
+    ops->residual_norm = residual_norm;
     ops->dropout_backward = dropout_backward;
 }

@@ -37,6 +37,7 @@ tr_status tr_cuda_position_backward(cudaStream_t stream, tr_dtype dtype, int64_t
 tr_status tr_cuda_norm_forward(cudaStream_t stream, tr_norm_kind kind, tr_dtype dtype, int64_t R,
                                int64_t H, float eps, const void *x, const void *weight,
                                const void *bias, void *out, float *mean, float *rstd);
+tr_status tr_cuda_residual_norm(cudaStream_t stream, const tr_residual_norm *args);
 tr_status tr_cuda_norm_backward(cudaStream_t stream, void *workspace, tr_norm_kind kind,
                                 tr_dtype dtype, int64_t R, int64_t H, const float *dy,
                                 const void *x, const void *weight, const float *mean,

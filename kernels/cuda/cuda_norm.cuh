@@ -51,6 +51,12 @@ template <int TEAM> __device__ inline void norm_team_sum2(float *a, float *b, fl
     *b = __shfl_sync(TR_WARP_ALL, *b, 0);
 }
 
+/* Whether rows of H elements take the long kernels. */
+inline bool norm_is_long(int64_t H)
+{
+    return tr_blocks(H, TR_GROUP) > 1024;
+}
+
 /* Calls launch.template run<T, TEAM, ITEMS>() with what a width takes, ITEMS 0 being the long kernel. */
 template <typename T, typename Launch> tr_status norm_dispatch_team(int64_t H, const Launch &launch)
 {
@@ -65,9 +71,9 @@ template <typename T, typename Launch> tr_status norm_dispatch_team(int64_t H, c
         return launch.template run<T, 256, 1>();
     if (groups <= 512)
         return launch.template run<T, 256, 2>();
-    if (groups <= 1024)
-        return launch.template run<T, 512, 2>();
-    return launch.template run<T, NORM_LONG, 0>();
+    if (norm_is_long(H))
+        return launch.template run<T, NORM_LONG, 0>();
+    return launch.template run<T, 512, 2>();
 }
 
 template <typename Launch> tr_status norm_dispatch(tr_dtype dtype, int64_t H, const Launch &launch)

@@ -77,6 +77,11 @@ static tr_status residual_add(tr_device *device, tr_dtype dtype, int64_t R, int6
                                 out);
 }
 
+static tr_status residual_norm(tr_device *device, const tr_residual_norm *args)
+{
+    return tr_cuda_residual_norm(stream_of(device), args);
+}
+
 static tr_status dropout_backward(tr_device *device, tr_dtype dtype, int64_t R, int64_t H,
                                   int64_t row_begin, const void *dy, const tr_dropout *dropout,
                                   void *out)
@@ -207,6 +212,7 @@ const tr_ops tr_cuda_ops = {
     .norm_forward = norm_forward,
     .norm_backward = norm_backward,
     .residual_add = residual_add,
+    .residual_norm = residual_norm,
     .dropout_backward = dropout_backward,
     .column_sum = column_sum,
     .rope = rope,

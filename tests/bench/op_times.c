@@ -169,6 +169,7 @@ void op_times_wrap(void *context, tr_device *device)
                      .norm_forward = timed_norm_forward,
                      .norm_backward = timed_norm_backward,
                      .residual_add = timed_residual_add,
+                     .residual_norm = original->residual_norm, /* its two parts are timed */
                      .dropout_backward = timed_dropout_backward,
                      .column_sum = timed_column_sum,
                      .rope = timed_rope,

@@ -146,6 +146,21 @@ static tr_status run_residual_add_dropout(bench *b)
     return OP(b, residual_add, TR_BF16, b->R, b->s.H, 0, b->buffer[0], b->buffer[1], NULL, &b->on,
               b->buffer[2]);
 }
+static tr_status run_residual_norm(bench *b)
+{
+    const tr_residual_norm args = {.kind = TR_NORM_KIND_RMS,
+                                   .dtype = TR_BF16,
+                                   .R = b->R,
+                                   .H = b->s.H,
+                                   .x = b->buffer[0],
+                                   .y = b->buffer[1],
+                                   .out = b->buffer[2],
+                                   .eps = 1e-5f,
+                                   .weight = b->buffer[3],
+                                   .normed = b->buffer[4],
+                                   .rstd = b->rows};
+    return OP(b, residual_norm, &args);
+}
 static tr_status run_dropout_backward(bench *b)
 {
     return OP(b, dropout_backward, TR_BF16, b->R, b->s.H, 0, b->buffer[0], &b->on, b->buffer[2]);
@@ -398,6 +413,7 @@ static void elementwise(bench *b)
     line(b, "norm_backward", 10 * x + 8 * rows, 0, run_norm_backward);
     line(b, "residual_add", 8 * x, 0, run_residual_add);
     line(b, "residual_add, dropout", 8 * x, 0, run_residual_add_dropout);
+    line(b, "residual_norm", 10 * x + 4 * rows, 0, run_residual_norm);
     line(b, "dropout_backward", 4 * x, 0, run_dropout_backward);
     line(b, "column_sum", 6 * x, 0, run_column_sum);
     line(b, "rope", 4 * rows * (double)(s->A * s->D), 0, run_rope);

@@ -85,6 +85,89 @@ static void test_norm_many_rows(void **state)
     }
 }
 
+/* The addition with the norm of its sum: near the CPU's two operations, and the same bits as the two on the device. */
+static void residual_norm_run(const norm_case *c, bool dropped, int64_t begin, bool in_place)
+{
+    enum { T = 5 };
+    int64_t n = c->R * c->H;
+    bool layer = c->kind == TR_NORM_KIND_LAYER;
+    uint64_t numbers[64];
+    for (int i = 0; i < 64; i++)
+        numbers[i] = 0x100000000u * (uint64_t)(i % 3) + 17u * (uint64_t)i;
+    op_tensor samples = op_from(TR_I64, 64, 0, numbers);
+    op_tensor x = op_random(c->dtype, n, begin, 1, 0.3, 2.0);
+    op_tensor y = op_random(TR_F32, n, begin, 2, 0.0, 2.0);
+    op_tensor bias = op_random(c->dtype, c->H, 0, 3, 0.0, 0.5);
+    op_tensor weight = op_random(c->dtype, c->H, 0, 4, 1.0, 0.5);
+    op_tensor norm_bias = op_random(c->dtype, c->H, 0, 5, 0.0, 0.5);
+    op_tensor alone = op_new(c->dtype, n, begin), alone_normed = op_new(c->dtype, n, 0);
+    op_tensor alone_mean = op_new(TR_F32, c->R, 0), alone_rstd = op_new(TR_F32, c->R, 0);
+    op_tensor out = op_new(c->dtype, n, begin), normed = op_new(c->dtype, n, 0);
+    op_tensor mean = op_new(TR_F32, c->R, 0), rstd = op_new(TR_F32, c->R, 0);
+    for (int side = 0; side < OP_SIDES; side++) {
+        const tr_ops *ops = op_device[side]->ops;
+        tr_residual_norm args = {.kind = c->kind,
+                                 .dtype = c->dtype,
+                                 .R = c->R,
+                                 .H = c->H,
+                                 .row_begin = 3,
+                                 .x = x.data[side],
+                                 .y = y.data[side],
+                                 .bias = c->bias ? bias.data[side] : NULL,
+                                 .dropout = {.probability = dropped ? 0.3f : 0.0f,
+                                             .key = 77,
+                                             .samples = samples.data[side],
+                                             .seq_len = T},
+                                 .out = in_place ? x.data[side] : out.data[side],
+                                 .eps = 1e-5f,
+                                 .weight = weight.data[side],
+                                 .norm_bias = layer ? norm_bias.data[side] : NULL,
+                                 .normed = normed.data[side],
+                                 .mean = layer ? mean.data[side] : NULL,
+                                 .rstd = rstd.data[side]};
+        op_check_status("residual_add",
+                        ops->residual_add(op_device[side], c->dtype, c->R, c->H, 3, args.x, args.y,
+                                          args.bias, &args.dropout, alone.data[side]));
+        op_check_status("norm_forward",
+                        ops->norm_forward(
+                            op_device[side], c->kind, c->dtype, c->R, c->H, 1e-5f, alone.data[side],
+                            args.weight, args.norm_bias, alone_normed.data[side],
+                            layer ? alone_mean.data[side] : NULL, alone_rstd.data[side]));
+        op_check_status("residual_norm", ops->residual_norm(op_device[side], &args));
+    }
+    op_expect_equal("sum", in_place ? &x : &out);
+    op_expect_close("normed", &normed, 0);
+    assert_true(op_device_hash(in_place ? &x : &out) == op_device_hash(&alone));
+    assert_true(op_device_hash(&normed) == op_device_hash(&alone_normed));
+    assert_true(op_device_hash(&rstd) == op_device_hash(&alone_rstd));
+    if (layer)
+        assert_true(op_device_hash(&mean) == op_device_hash(&alone_mean));
+    op_release();
+}
+
+static void test_residual_norm(void **state)
+{
+    (void)state;
+    const int64_t widths[] = {1, 31, 64, 65, 120, 257, 768, 2048, 3072};
+    for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
+        for (int d = 0; d < OP_DTYPES; d++) {
+            norm_case c = {.kind = (w + (size_t)d) % 2 ? TR_NORM_KIND_LAYER : TR_NORM_KIND_RMS,
+                           .dtype = op_dtypes[d],
+                           .R = widths[w] < 300 ? 39 : 3,
+                           .H = widths[w],
+                           .bias = w % 2 == 0};
+            residual_norm_run(&c, (w + (size_t)d) % 3 != 0, 0, w % 4 == 1);
+        }
+    for (int kind = 0; kind < 2; kind++) {
+        norm_case c = {(tr_norm_kind)kind, TR_BF16, 3, 8201 + 7 * kind, true, false, false};
+        residual_norm_run(&c, true, 0, kind == 1); /* the long kernels */
+        c.H = 256;
+        residual_norm_run(&c, kind == 1, 1, false); /* narrow addresses */
+        c.R = 0;
+        residual_norm_run(&c, true, 0, false);
+    }
+}
+
 /* The bits of a row do not depend on where its tensor lies. */
 static void test_norm_addresses(void **state)
 {
@@ -121,6 +204,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_norm_widths),
         cmocka_unit_test(test_norm_many_rows),
+        cmocka_unit_test(test_residual_norm),
         cmocka_unit_test(test_norm_addresses),
     };
     return op_parity_main("cuda norm", tests, sizeof tests / sizeof tests[0]);
