@@ -32,10 +32,11 @@ tr_status tr_run_max(tr_run *run, int64_t *values, int count)
 
 /* ---- groups ---- */
 
-/* Makes the groups along one axis for all ranks of the world in the same order, and keeps this rank's. `key` tells which group a rank is in; its members stand in rank order. */
+/* Makes the groups along one axis for all ranks of the world in the same order, and keeps this rank's. `key` tells which group a rank is in; its members stand in rank order.
+ * stream: of the device, for groups that exchange tensors; NULL for what the host exchanges. */
 static tr_status axis_groups_create(tr_run *run, const char *name, int group_size,
                                     int (*key)(const tr_mesh *mesh, const tr_config *cfg),
-                                    tr_group **mine)
+                                    const tr_stream *stream, tr_group **mine)
 {
     if (group_size == 1)
         return TR_OK;
@@ -51,7 +52,9 @@ static tr_status axis_groups_create(tr_run *run, const char *name, int group_siz
         }
         TR_ASSERT(count == group_size);
         tr_group *group = NULL;
-        status = tr_world_group_create(run->world, members, count, name, &group);
+        status = stream != NULL ? tr_world_device_group_create(run->world, members, count, name,
+                                                               *stream, &group)
+                                : tr_world_group_create(run->world, members, count, name, &group);
         if (group != NULL)
             *mine = group;
     }
@@ -104,15 +107,17 @@ static int key_pipeline(const tr_mesh *mesh, const tr_config *cfg)
 static tr_status data_groups_create(tr_run *run)
 {
     const tr_mesh *mesh = &run->mesh;
-    TR_TRY(axis_groups_create(run, "data", mesh->data_size, key_data, &run->data));
+    const tr_stream on = TR_STREAM_DATA;
+    TR_TRY(axis_groups_create(run, "data", mesh->data_size, key_data, &on, &run->data));
     if (mesh->shard_size == mesh->data_size)
         run->shard = run->data;
     else
-        TR_TRY(axis_groups_create(run, "shard", mesh->shard_size, key_shard, &run->shard));
+        TR_TRY(axis_groups_create(run, "shard", mesh->shard_size, key_shard, &on, &run->shard));
     if (mesh->replica_size == mesh->data_size)
         run->replica = run->data;
     else
-        TR_TRY(axis_groups_create(run, "replica", mesh->replica_size, key_replica, &run->replica));
+        TR_TRY(axis_groups_create(run, "replica", mesh->replica_size, key_replica, &on,
+                                  &run->replica));
     return TR_OK;
 }
 
@@ -127,7 +132,7 @@ static tr_status node_group_create(tr_run *run)
 /* What ranks agree with, before there is a device. */
 static tr_status host_groups_create(tr_run *run)
 {
-    TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, &run->all));
+    TR_TRY(axis_groups_create(run, "all", tr_world_size(run->world), key_all, NULL, &run->all));
     return node_group_create(run);
 }
 
@@ -135,11 +140,13 @@ static tr_status host_groups_create(tr_run *run)
 static tr_status tensor_groups_create(tr_run *run)
 {
     const tr_mesh *mesh = &run->mesh;
-    TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &run->tensor));
+    const tr_stream tensor = TR_STREAM_TENSOR, pipeline = TR_STREAM_PIPELINE;
+    TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &tensor, &run->tensor));
     TR_TRY(axis_groups_create(run, "kv", tr_kv_sharers(&run->cfg, mesh->tensor_size), key_kv,
-                              &run->kv));
+                              &tensor, &run->kv));
     TR_TRY(data_groups_create(run));
-    return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &run->pipeline);
+    return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &pipeline,
+                              &run->pipeline);
 }
 
 /* ---- memory ---- */
@@ -182,7 +189,7 @@ static tr_status arena_create(tr_run *run, int category)
     return TR_OK;
 }
 
-/* What peers read lies in memory that the node's ranks share: sources of groups, and with ZeRO 3 the parameters, behind them. */
+/* What peers read lies in memory of the world's: sources of groups, and with ZeRO 3 the parameters, behind them. */
 static tr_status shared_create(tr_run *run)
 {
     size_t bytes = run->bytes[TR_MEM_COMMUNICATION];
@@ -199,8 +206,7 @@ static tr_status shared_create(tr_run *run)
 
 static tr_status memory_create(tr_run *run)
 {
-    if (run->device->unified)
-        TR_TRY(shared_create(run));
+    TR_TRY(shared_create(run));
     for (int c = 0; c < TR_MEM_NUM; c++)
         if (run->arenas[c].base == NULL)
             TR_TRY(arena_create(run, c));
@@ -305,8 +311,11 @@ static tr_status feeds_open(tr_run *run)
 
 static tr_status world_create(tr_run *run, MPI_Comm comm)
 {
-    tr_world_options options = {.inside = (tr_transport)run->cfg.parallel.inside,
-                                .timeout_s = run->cfg.parallel.timeout_s};
+    tr_config_transport inside = run->cfg.parallel.inside; /* nccl: of tensors; the host is free */
+    tr_world_options options = {.inside = inside == TR_CONFIG_TRANSPORT_NCCL ? TR_TRANSPORT_AUTO
+                                                                             : (tr_transport)inside,
+                                .timeout_s = run->cfg.parallel.timeout_s,
+                                .share_device = tr_run_shares_device()};
     TR_TRY(tr_world_create(&run->world, comm, &options));
     int size = tr_world_size(run->world);
     if (size != run->cfg.derived.num_ranks)
@@ -319,6 +328,7 @@ static tr_status world_create(tr_run *run, MPI_Comm comm)
 static tr_status device_create(tr_run *run)
 {
     TR_TRY(tr_run_device_create(run));
+    TR_TRY(tr_world_set_device(run->world, run->device));
     if (run->callbacks.device != NULL)
         run->callbacks.device(run->callbacks.context, run->device);
     run->flops_per_token = tr_model_flops_per_token(&run->cfg);
@@ -395,9 +405,9 @@ void tr_run_close(tr_run *run)
     if (run->node != run->all)
         tr_group_destroy(run->node);
     tr_group_destroy(run->all);
-    tr_world_destroy(run->world);
     for (int s = 0; run->device != NULL && s < TR_STREAM_NUM; s++)
         (void)run->device->synchronize(run->device, (tr_stream)s);
+    tr_world_destroy(run->world);
     for (int c = 0; c < TR_MEM_NUM;
          c++) /* after the groups: messages may still have been on their way into it */
         if (run->memory[c] != NULL)

@@ -75,6 +75,8 @@ tr_status tr_run_feed_open(tr_run *run);
 
 /* Collective (device_choice.c): makes the device that device.kind asks for; all ranks compute on one kind. */
 tr_status tr_run_device_create(tr_run *run);
+/* Whether the user lets ranks share GPUs: the environment variable TRINE_SHARE_GPU is 1. */
+bool tr_run_shares_device(void);
 
 /* All that a rank takes of the device's memory; the snapshot pool of a device that has its own is the host's. */
 size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NUM]);

@@ -177,6 +177,11 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 static void transfers_init(tr_stage *stage)
 {
     size_t bytes = transfer_bytes(stage);
@@ -213,6 +218,42 @@ static void workspace_init(tr_stage *stage)
         stage->device->workspace_set(stage->device, memory, bytes);
 }
 
+/* ---- scratch of sums ---- */
+
+/* The most elements that a sum over the tensor ranks has, and one over the sharers of a key/value head. */
+static int64_t tensor_sum(const tr_stage *stage)
+{
+    const tr_model *model = &stage->model;
+    int64_t elements = most(model->R * model->H, model->tensor.num_statistics);
+    return most(elements, stage->gradients.replica_elements);
+}
+
+static int64_t kv_sum(const tr_stage *stage)
+{
+    return most(stage->gradients.replica_elements, stage->model.tensor.num_shared);
+}
+
+static size_t all_reduce_scratch(int size, int64_t elements)
+{
+    return tr_group_scratch_bytes(size, tr_group_largest_share(size, elements));
+}
+
+/* A device with its own memory has one for each stream that sums. */
+static void scratch_init(tr_stage *stage)
+{
+    const tr_mesh *mesh = &stage->mesh;
+    if (stage->device->unified)
+        return;
+    size_t tensor = all_reduce_scratch(mesh->tensor_size, tensor_sum(stage));
+    size_t kv = all_reduce_scratch(tr_kv_sharers(stage->cfg, mesh->tensor_size), kv_sum(stage));
+    stage->scratch[0].bytes = larger(tensor, kv);
+    stage->scratch[1].bytes = tr_bucket_reducer_scratch_bytes(&stage->gradients.reducer);
+    for (int s = 0; s < 2; s++)
+        if (stage->scratch[s].bytes > 0)
+            stage->scratch[s].memory =
+                tr_arena_alloc(&stage->arenas[TR_MEM_WORKSPACE], stage->scratch[s].bytes);
+}
+
 tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *mesh,
                         tr_device *device, tr_arena *arenas)
 {
@@ -239,6 +280,7 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     chunks_init(stage);
     transfers_init(stage);
     workspace_init(stage);
+    scratch_init(stage);
     tr_arena *host = tr_stage_host_arena(arenas, device);
     tr_step_sums_init(&stage->sums, device, &arenas[TR_MEM_WORKSPACE], host);
     tr_upload_init(&stage->upload, &stage->model, num_microbatches, &arenas[TR_MEM_WORKSPACE],
@@ -290,29 +332,57 @@ static void sums_reserve(tr_group *group, int64_t elements, int num_operations)
 {
     if (group != NULL)
         tr_group_reserve(group,
-                         (size_t)tr_group_largest_share(group, elements) *
+                         (size_t)tr_group_largest_share(tr_group_size(group), elements) *
                              (size_t)(tr_group_size(group) - 1) * sizeof(float),
                          num_operations);
-}
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
 }
 
 /* So that no sum of a step takes memory. */
 static void groups_reserve(const tr_stage *stage, const tr_stage_groups *groups)
 {
-    const tr_model *model = &stage->model;
-    int64_t elements = most(model->R * model->H, model->tensor.num_statistics);
-    elements = most(elements, stage->gradients.replica_elements);
-    sums_reserve(groups->tensor, elements, TENSOR_SUMS);
-    sums_reserve(groups->kv, most(stage->gradients.replica_elements, model->tensor.num_shared), 1);
+    sums_reserve(groups->tensor, tensor_sum(stage), TENSOR_SUMS);
+    sums_reserve(groups->kv, kv_sum(stage), 1);
+}
+
+static void scratch_set(const tr_stage *stage, const tr_stage_groups *groups)
+{
+    tr_group *const all[] = {groups->tensor, groups->kv, groups->data.data, groups->data.shard,
+                             groups->data.replica};
+    for (int g = 0; g < 5; g++) {
+        const tr_stage_scratch *scratch = &stage->scratch[g < 2 ? 0 : 1];
+        if (all[g] != NULL && scratch->memory != NULL)
+            tr_group_scratch_set(all[g], scratch->memory, scratch->bytes);
+    }
+}
+
+/* Opens the directions between stages that transfers of the schedules and a tied head's exchange take. */
+static tr_status channels_open(const tr_stage *stage, tr_group *pipeline)
+{
+    if (pipeline == NULL)
+        return TR_OK;
+    int num_stages = stage->mesh.pipeline_size, count = 0;
+    size_t num_pairs = (size_t)num_stages * (size_t)num_stages;
+    bool *used = TR_NEW_ARRAY(bool, num_pairs);
+    tr_channel *channels = TR_NEW_ARRAY(tr_channel, num_pairs);
+    tr_pipeline_exec_channels(stage->schedule, used);
+    tr_pipeline_exec_channels(stage->evaluation, used);
+    int head = stage->cfg->model.tied ? (int)stage->cfg->derived.head_stage : 0;
+    used[head] = used[head * num_stages] = true;
+    for (int from = 0; from < num_stages; from++)
+        for (int to = 0; to < num_stages; to++)
+            if (from != to && used[from * num_stages + to])
+                channels[count++] = (tr_channel){from, to};
+    tr_status status = tr_group_channels_open(pipeline, channels, count);
+    tr_free(channels);
+    tr_free(used);
+    return status;
 }
 
 tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
 {
     groups_reserve(stage, groups);
+    scratch_set(stage, groups);
+    TR_TRY(channels_open(stage, groups->pipeline));
     stage->model.tensor.group = groups->tensor;
     stage->model.tensor.sharers = groups->kv;
     stage->gradients.replica_groups[TR_REPLICA_ROWS] = groups->tensor;

@@ -43,6 +43,12 @@ typedef struct tr_chunk {
     tr_pending *pending;
 } tr_chunk;
 
+/* Where sums of one stream receive what they add (tr_group_scratch_set); of devices with their own memory. */
+typedef struct tr_stage_scratch {
+    void *memory;
+    size_t bytes;
+} tr_stage_scratch;
+
 typedef struct tr_stage {
     const tr_config *cfg;
     tr_mesh mesh;
@@ -64,6 +70,7 @@ typedef struct tr_stage {
     void *stream[2]; /* [S,H] gradient of the stream inside a chunk, in turn */
     tr_schedule *schedule, *evaluation;
     void *send_memory, *recv_memory;
+    tr_stage_scratch scratch[2];              /* of the tensor and the data stream */
     tr_pipeline_exec *train_exec, *eval_exec; /* after tr_stage_connect */
     tr_group *
         progress; /* any group: between units of work, what was posted on all is moved on; NULL with one rank */

@@ -28,7 +28,8 @@ typedef enum tr_stream {
     TR_STREAM_DATA,     /* communication of data ranks */
     TR_STREAM_PIPELINE, /* sends and receives between stages */
     TR_STREAM_COPY,     /* between host and device: the feed, snapshots, numbers for the host */
-    TR_STREAM_NUM
+    TR_STREAM_NUM,
+    TR_STREAM_MOST = TR_STREAM_NUM + 16 /* with those that stream_add makes */
 } tr_stream;
 
 typedef enum tr_memory_kind {
@@ -38,6 +39,22 @@ typedef enum tr_memory_kind {
 
 /* A point in a stream's work. One that was never recorded has been reached. */
 typedef struct tr_device_event tr_device_event;
+
+/* How the ranks' parts of a sum become one. Part k of `count` (<= TR_REDUCE_MAX) is `own` for k = own_index; the others lie one behind the
+ * other in the order of k, `stride` elements apart. */
+typedef enum tr_combine_kind {
+    TR_COMBINE_TREE_SUM, /* the tree of tree_sum (kernels/ops.h) over parts 0, 1, ... */
+    TR_COMBINE_MAXIMUM   /* the largest, in the order of the parts; a NaN wins */
+} tr_combine_kind;
+
+typedef struct tr_combine {
+    tr_combine_kind kind;
+    int count, own_index;
+    int64_t n; /* elements of a part */
+    const float *own, *others;
+    int64_t stride;
+    float *dst; /* [n]; may be own */
+} tr_combine;
 
 /* The head of every device; a backend's own struct starts with it. */
 struct tr_device {
@@ -62,6 +79,11 @@ struct tr_device {
      * not overlap. Host memory is read and written when the copy's turn comes: it stays untouched until an event behind the copy. */
     tr_status (*copy)(tr_device *device, tr_stream stream, void *dst, const void *src,
                       size_t bytes);
+
+    /* A further stream, for communication; it lives as long as the device. TR_ERR_MEMORY when there are TR_STREAM_MOST. NULL where there is one stream only. */
+    tr_status (*stream_add)(tr_device *device, tr_stream *stream);
+    /* Enqueues on `stream`, beside operations of the compute stream, with which it shares no scratch. All device memory. NULL on unified devices. */
+    tr_status (*combine)(tr_device *device, tr_stream stream, const tr_combine *args);
 
     tr_status (*event_create)(tr_device *device, tr_device_event **event);
     /* NULL is fine. Work that already waits for the event still does. */

@@ -159,6 +159,17 @@ void tr_bucket_reducer_clear(tr_bucket_reducer *reducer)
     *reducer = (tr_bucket_reducer){0};
 }
 
+size_t tr_bucket_reducer_scratch_bytes(const tr_bucket_reducer *reducer)
+{
+    size_t most = 0;
+    for (int h = 0; h < reducer->num_hops; h++) {
+        const tr_bucket_hop *hop = &reducer->hops[h];
+        size_t bytes = tr_group_scratch_bytes(hop->size, largest(reducer, hop->counts, hop->size));
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 /* Sums of one group in flight. */
 enum { SUMS = TR_BUCKET_SLOTS };
 

@@ -85,6 +85,9 @@ void tr_bucket_reducer_init(tr_bucket_reducer *reducer, const tr_bucket_item *it
                             tr_arena *comm, tr_arena *workspace);
 void tr_bucket_reducer_clear(tr_bucket_reducer *reducer);
 
+/* What its sums need of a stream's scratch (tr_group_scratch_set) on a device with its own memory. Pure. */
+size_t tr_bucket_reducer_scratch_bytes(const tr_bucket_reducer *reducer);
+
 /* Hands the groups in, and reserves their memory. After init on real arenas. */
 void tr_bucket_reducer_connect(tr_bucket_reducer *reducer, const tr_data_groups *groups);
 

@@ -5,12 +5,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/integers.h"
 #include "base/tree_sum.h"
 #include "parallel/group_int.h"
-
-/* Elements of one cache line: shares begin on lines where the tensor does. */
-enum { SHARE_MULTIPLE = 16 };
 
 int tr_group_size(const tr_group *group)
 {
@@ -39,6 +35,23 @@ void tr_group_reserve(tr_group *group, size_t bytes, int num_ops)
         group->transport->reserve(group, bytes, num_ops);
 }
 
+void tr_group_scratch_set(tr_group *group, void *scratch, size_t bytes)
+{
+    group->scratch = scratch;
+    group->scratch_bytes = bytes;
+}
+
+tr_status tr_group_channels_open(tr_group *group, const tr_channel *channels, int count)
+{
+    for (int i = 0; i < count; i++)
+        TR_ASSERT(channels[i].from != channels[i].to && channels[i].from >= 0 &&
+                  channels[i].from < group->size && channels[i].to >= 0 &&
+                  channels[i].to < group->size);
+    return group->transport->channels_open != NULL
+               ? group->transport->channels_open(group, channels, count)
+               : TR_OK;
+}
+
 const char *tr_op_name(tr_op_kind kind)
 {
     static const char *const names[] = {
@@ -57,33 +70,6 @@ bool tr_op_is_pair(tr_op_kind kind)
 #undef TR_OP_PAIR
     };
     return pairs[kind];
-}
-
-static void share_of(int size, int64_t n, int rank, int64_t *begin, int64_t *end)
-{
-    int64_t each = tr_round_up(n, SHARE_MULTIPLE * (int64_t)size) / size;
-    *begin = each * rank < n ? each * rank : n;
-    *end = *begin + each < n ? *begin + each : n;
-}
-
-void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end)
-{
-    share_of(group->size, n, rank, begin, end);
-}
-
-int64_t tr_group_all_reduce_bytes(int size, int rank, int64_t n)
-{
-    int64_t begin, end;
-    share_of(size, n, rank, &begin, &end);
-    int64_t share = end - begin;
-    return (n - share + share * (size - 1)) * (int64_t)sizeof(float);
-}
-
-int64_t tr_group_largest_share(const tr_group *group, int64_t n)
-{
-    int64_t begin, end;
-    tr_group_share(group, n, 0, &begin, &end);
-    return end;
 }
 
 /* In the order of the ranks, so that zeros of both signs and NaNs come out alike everywhere; a NaN wins. */
@@ -187,7 +173,7 @@ static tr_status group_progress(tr_group *group, bool *moved)
 tr_status tr_world_progress(tr_world *world, bool *moved)
 {
     for (tr_group *group = world->first_group; group != NULL; group = group->next)
-        if (group->num_active > 0)
+        if (group->num_active > 0 && group->transport->await == NULL)
             TR_TRY(group_progress(group, moved));
     return TR_OK;
 }
@@ -209,7 +195,7 @@ static tr_op *activate(tr_group *group, int index, tr_op_kind kind)
                   .generation = op->generation + 1,
                   .active = true,
                   .peer = -1,
-                  .posted = tr_trace_now(group->world->trace),
+                  .posted = group->transport->await == NULL ? tr_trace_now(group->world->trace) : 0,
                   .label = group->next_label,
                   .label_number = group->next_number};
     group->next_label = NULL;
@@ -377,7 +363,10 @@ tr_status tr_event_test(tr_event *event, bool *complete)
     tr_op *op = op_of(event);
     if (op != NULL) {
         bool moved = false;
-        TR_TRY(tr_world_progress(event->group->world, &moved));
+        if (event->group->transport->await != NULL)
+            TR_TRY(group_progress(event->group, &moved));
+        else
+            TR_TRY(tr_world_progress(event->group->world, &moved));
         op = op_of(event);
     }
     if (op == NULL)
@@ -405,7 +394,7 @@ tr_status tr_event_wait_result(tr_event *event)
 
 tr_status tr_group_all_reduce_i64(tr_group *group, int64_t *values, int n, tr_int_op op)
 {
-    TR_ASSERT(n >= 0 && n <= TR_GROUP_INTEGERS_MAX);
+    TR_ASSERT(n >= 0 && n <= TR_GROUP_INTEGERS_MAX && group->transport->all_reduce_i64 != NULL);
     group->stats.num_operations++;
     group->stats.bytes_sent += (uint64_t)n * sizeof *values * (uint64_t)(group->size - 1);
     return group->transport->all_reduce_i64(group, values, n, op);

@@ -60,8 +60,23 @@ void tr_group_reserve(tr_group *group, size_t bytes, int num_ops);
 /* Bytes that rank `rank` of `size` sends in an all-reduce of n floats: the others' shares of its source to them, its share of the result to all. */
 int64_t tr_group_all_reduce_bytes(int size, int rank, int64_t n);
 
-/* The most elements that a rank adds of an all-reduce of n. */
-int64_t tr_group_largest_share(const tr_group *group, int64_t n);
+/* The most elements that a rank of `size` adds of an all-reduce of n. */
+int64_t tr_group_largest_share(int size, int64_t n);
+
+/* Groups of a device with its own memory (tr_world_device_group_create) receive what they add into device memory that the caller lays out: bytes for
+ * sums of which a rank adds up to `elements`, over `size` ranks. One scratch serves all sums of one stream, one after the other. */
+size_t tr_group_scratch_bytes(int size, int64_t elements);
+/* At set-up. Stays the caller's, 256-byte aligned; other groups of the same stream may have the same. Nothing on host transports. */
+void tr_group_scratch_set(tr_group *group, void *scratch, size_t bytes);
+
+/* One direction between two ranks of a group. */
+typedef struct tr_channel {
+    int from, to;
+} tr_channel;
+
+/* At set-up, collective over the group, the same list on all: opens the channels that sends and receives will use, so that none waits for another.
+ * Nothing on host transports, whose channels need no opening. */
+tr_status tr_group_channels_open(tr_group *group, const tr_channel *channels, int count);
 
 /* dst[counts[me]] = tree sum over ranks p of (p's src segment for me). src: fp32, the segments for rank 0, 1, ... one after the other
  * (sum of counts elements). counts (elements, same on all ranks, kept by the caller until completion) may hold zeros. dst may be this rank's own segment of src. */
@@ -82,6 +97,10 @@ tr_status tr_group_recv(tr_group *group, int from, void *dst, size_t bytes, int6
 /* Names the next operation that is posted on the group in a trace: "bucket" 3. The text is kept, not copied. */
 void tr_group_label(tr_group *group, const char *text, int number);
 
+/* Below, on a group of a device with its own memory (tr_world_device_group_create): a post enqueues behind all work that the compute stream has at that
+ * moment, and returns; the waits make the compute stream wait in the host's place, and return at once: later work of the compute stream sees the result and
+ * may write the source. The host learns of what went wrong on the way at tr_world_wait_device. */
+
 /* True when complete; moves all of this process's posted operations on. Never blocks. */
 tr_status tr_event_test(tr_event *event, bool *complete);
 /* Waits, moving all posted operations of this process on. */
@@ -92,7 +111,7 @@ tr_status tr_event_wait_result(tr_event *event);
 /* Moves posted operations on without waiting for any; called between operations of the compute stream. */
 tr_status tr_group_progress(tr_group *group);
 
-/* Small host-memory collectives that finish before they return; n up to 4096. Any memory. Integer sums know no order. */
+/* Small host-memory collectives that finish before they return; n up to 4096. Any memory. Integer sums know no order. Groups of a device have none of them. */
 typedef enum tr_int_op { TR_INT_SUM, TR_INT_MAX, TR_INT_MIN } tr_int_op;
 tr_status tr_group_all_reduce_i64(tr_group *group, int64_t *values, int n, tr_int_op op);
 /* Maximum of floats (order does not matter). src in communication memory as above; posted. */

@@ -74,16 +74,25 @@ typedef struct tr_group_transport {
     tr_status (*broadcast)(tr_group *group, int root, void *data, size_t bytes);
     /* Marks the ranks of the group that `op` waits for; returns what they have not done ("not posted by"). */
     const char *(*late)(const tr_group *group, const tr_op *op, bool *late);
+    /* Where operations complete on the device: makes its compute stream wait for `op`; there the host waits for none, and progress moves none. NULL
+     * elsewhere. */
+    tr_status (*await)(tr_group *group, const tr_op *op);
+    tr_status (*channels_open)(tr_group *group, const tr_channel *channels,
+                               int count); /* or NULL */
 } tr_group_transport;
 
 extern const tr_group_transport tr_group_transport_shm;
 extern const tr_group_transport tr_group_transport_mpi;
+extern const tr_group_transport tr_group_transport_nccl; /* of builds without NCCL, too */
 
 struct tr_group {
     tr_world *world;
     tr_group *next; /* in the world's list */
     const tr_group_transport *transport;
     void *state; /* the transport's */
+    tr_stream stream;
+    void *scratch; /* of sums on a device, or NULL */
+    size_t scratch_bytes;
     char *name;
     int *ranks; /* [size] world ranks */
     int size, rank;
@@ -119,6 +128,13 @@ struct tr_world {
     tr_shm_segment control; /* doorbell and mailboxes of each rank of the node */
     tr_shm_segment comm_segment;
     bool comm_made;
+    tr_device *device; /* its memory is the communication memory; NULL: the host's */
+    bool share_device; /* ranks may use one GPU */
+    void *device_comm; /* that memory */
+    size_t device_comm_bytes;
+    bool device_failed;             /* what was posted on it may never complete */
+    struct tr_posted_queue *posted; /* world_device.c; NULL with one rank */
+    struct tr_nccl_world *nccl;     /* NULL before it was opened */
     tr_status (*idle_callback)(void *context);
     void *idle_context;
     double last_idle;
@@ -132,8 +148,6 @@ const char *tr_op_name(tr_op_kind kind);
 bool tr_op_is_pair(tr_op_kind kind);
 /* Moves all posted operations of this process on. */
 tr_status tr_world_progress(tr_world *world, bool *moved);
-/* The share of `rank` when n elements are cut for an all-reduce: [*begin, *end), cache lines whole. */
-void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end);
 /* dst = tree sum (or, for ALL_REDUCE_MAX, maximum) of group->sources, n elements each; counts the time. */
 void tr_group_combine(tr_group *group, tr_op_kind kind, int64_t n, float *dst);
 /* Adds what the operation did since `begin` to the trace, which is on. */
@@ -144,6 +158,24 @@ void tr_group_copy(tr_group *group, void *dst, const void *src, size_t bytes);
 void tr_group_combine_i64(tr_int_op op, int n, const int64_t *other, int64_t *values);
 /* Begins the group's small operation; the transport sets its sequence, and waits. */
 tr_op *tr_group_small_begin(tr_group *group, tr_op_kind kind);
+
+/* --- group_share.c --- */
+
+/* The share of `rank` when n elements are cut for an all-reduce: [*begin, *end), cache lines whole. */
+void tr_group_share(const tr_group *group, int64_t n, int rank, int64_t *begin, int64_t *end);
+
+/* What a rank adds: its part of a reduce_scatter's source, its share of an all-reduce. Empty ones do not travel. */
+typedef struct tr_segment {
+    int64_t begin, end; /* elements */
+} tr_segment;
+
+tr_segment tr_group_segment(const tr_group *group, const tr_op *op, int rank);
+static inline size_t tr_segment_bytes(tr_segment s)
+{
+    return (size_t)(s.end - s.begin) * sizeof(float);
+}
+/* Elements between two ranks' segments in a scratch. */
+int64_t tr_group_scratch_stride(int64_t elements);
 
 /* --- group_wait.c --- */
 
@@ -183,6 +215,25 @@ bool tr_world_owns(const tr_world *world, const void *data, size_t bytes);
  * message that names the failed rank. `what`: "share memory on this node". */
 tr_status tr_world_agree(tr_world *world, MPI_Comm comm, tr_status own, tr_status status_if_other,
                          const char *what);
+/* Makes a group of any transport (tr_world_group_create). */
+tr_status tr_world_group_make(tr_world *world, const tr_group_transport *transport,
+                              tr_stream stream, const int *ranks, int num_ranks, const char *name,
+                              tr_group **group);
+
+/* --- world_device.c --- */
+
+/* Zeroed communication memory of the device. */
+tr_status tr_world_device_memory(tr_world *world, size_t bytes);
+/* Gives back what the world has of the device. */
+void tr_world_device_clear(tr_world *world);
+/* Notes that the operation was enqueued, as the last work of `stream` so far: a wait that is too long asks what is not complete. */
+tr_status tr_world_note_posted(tr_world *world, const tr_group *group, const tr_op *op,
+                               tr_stream stream);
+/* When a group ends: whether all went well so far, and the event's point comes in a few seconds. */
+bool tr_world_ends_well(tr_world *world, tr_device_event *event);
+/* The group ends. */
+void tr_world_forget_posted(tr_world *world, const tr_group *group);
+
 /* Maps an MPI error code. */
 tr_status tr_mpi_fail(int code, const char *call);
 #define TR_MPI(call)                                                                               \

@@ -124,33 +124,10 @@ tr_status tr_mpi_recv(tr_group *group, tr_op *op, tr_mpi_stream stream, uint64_t
     return TR_OK;
 }
 
-/* What a rank adds: its part of a reduce_scatter's source, its share of an all-reduce. Empty ones do not travel. */
-typedef struct segment {
-    int64_t begin, end; /* elements */
-} segment;
-
-static segment segment_of(const tr_group *group, const tr_op *op, int rank)
-{
-    segment found = {0, 0};
-    if (op->kind != TR_OP_REDUCE_SCATTER) {
-        tr_group_share(group, op->n, rank, &found.begin, &found.end);
-        return found;
-    }
-    for (int i = 0; i < rank; i++)
-        found.begin += op->counts[i];
-    found.end = found.begin + op->counts[rank];
-    return found;
-}
-
-static size_t segment_bytes(segment s)
-{
-    return (size_t)(s.end - s.begin) * sizeof(float);
-}
-
 /* Each peer's segment of the source to it, all peers' segments for this rank into staging memory. */
 static tr_status exchange_segments(tr_group *group, tr_op *op)
 {
-    size_t own_bytes = segment_bytes(segment_of(group, op, group->rank));
+    size_t own_bytes = tr_segment_bytes(tr_group_segment(group, op, group->rank));
     char *staging = tr_mpi_staging(group, op, own_bytes * (size_t)(group->size - 1));
     for (int step = 1; step < group->size && own_bytes > 0; step++) {
         int from = (group->rank + group->size - step) % group->size;
@@ -159,17 +136,17 @@ static tr_status exchange_segments(tr_group *group, tr_op *op)
     }
     for (int step = 1; step < group->size; step++) {
         int to = (group->rank + step) % group->size;
-        segment s = segment_of(group, op, to);
+        tr_segment s = tr_group_segment(group, op, to);
         if (s.end > s.begin)
             TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, op->sequence, to,
-                               (const float *)op->src + s.begin, segment_bytes(s)));
+                               (const float *)op->src + s.begin, tr_segment_bytes(s)));
     }
     return TR_OK;
 }
 
 static void combine_segments(tr_group *group, tr_op *op)
 {
-    segment own = segment_of(group, op, group->rank);
+    tr_segment own = tr_group_segment(group, op, group->rank);
     const float *staging = tr_mpi_staging(group, op, 0);
     group->sources[group->rank] = (const float *)op->src + own.begin;
     for (int step = 1; step < group->size; step++) {
@@ -183,19 +160,19 @@ static void combine_segments(tr_group *group, tr_op *op)
 /* The second half of an all-reduce: the shares of the result. */
 static tr_status gather_shares(tr_group *group, tr_op *op)
 {
-    segment own = segment_of(group, op, group->rank);
+    tr_segment own = tr_group_segment(group, op, group->rank);
     float *dst = op->dst;
     for (int step = 1; step < group->size; step++) {
         int from = (group->rank + group->size - step) % group->size;
-        segment s = segment_of(group, op, from);
+        tr_segment s = tr_group_segment(group, op, from);
         if (s.end > s.begin)
             TR_TRY(tr_mpi_recv(group, op, TR_MPI_COLLECTIVE, op->sequence, from, dst + s.begin,
-                               segment_bytes(s)));
+                               tr_segment_bytes(s)));
     }
     for (int step = 1; step < group->size && own.end > own.begin; step++)
         TR_TRY(tr_mpi_send(group, op, TR_MPI_COLLECTIVE, op->sequence,
                            (group->rank + step) % group->size, dst + own.begin,
-                           segment_bytes(own)));
+                           tr_segment_bytes(own)));
     return TR_OK;
 }
 

@@ -151,8 +151,24 @@ static double transfer_part(const tr_op *op, double start)
     return now > begun ? now - begun : 0;
 }
 
+/* The compute stream waits in the host's place; the slot is free. */
+static tr_status await(tr_group *group, tr_op *op)
+{
+    TR_TRY(group->transport->await(group, op));
+    op->result_ready = true;
+    op->active = false;
+    int place = 0;
+    while (group->active[place] != op->index)
+        place++;
+    memmove(&group->active[place], &group->active[place + 1],
+            (size_t)(--group->num_active - place) * sizeof group->active[0]);
+    return TR_OK;
+}
+
 tr_status tr_group_wait_op(tr_group *group, tr_op *op, bool result_only)
 {
+    if (group->transport->await != NULL)
+        return await(group, op);
     tr_world *world = group->world;
     uint32_t generation = op->generation;
     const tr_op waited = *op; /* its slot may be taken again when the wait ends */

@@ -55,6 +55,20 @@ size_t tr_pipeline_exec_recv_bytes(const tr_schedule *schedule, int stage, size_
     return (size_t)schedule->num_grad_buffers[stage] * buffer_stride(transfer_bytes);
 }
 
+void tr_pipeline_exec_channels(const tr_schedule *schedule, bool *used)
+{
+    for (int from = 0; from < schedule->num_stages; from++) {
+        const tr_action_list *list = &schedule->ranks[from];
+        for (int i = 0; i < list->num_actions; i++) {
+            const tr_action *action = &list->actions[i];
+            if (!tr_action_is_send(action->kind))
+                continue;
+            int to = tr_schedule_stage(schedule, tr_action_peer_chunk(action));
+            used[from * schedule->num_stages + to] = true;
+        }
+    }
+}
+
 /* What the steps of one (chunk, microbatch) have in common. */
 typedef struct pair {
     tr_event *input_event, *grad_event;

@@ -45,6 +45,10 @@ typedef struct tr_pipeline_exec tr_pipeline_exec;
 size_t tr_pipeline_exec_send_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes);
 size_t tr_pipeline_exec_recv_bytes(const tr_schedule *schedule, int stage, size_t transfer_bytes);
 
+/* Sets used[from * num_stages + to] of each direction that transfers of the schedule take between two stages, of all ranks: the channels that a
+ * group needs (tr_group_channels_open). Pure. */
+void tr_pipeline_exec_channels(const tr_schedule *schedule, bool *used);
+
 /* group: the pipeline group (NULL when num_stages is 1, and where nothing will run, as in a
  * counting pass); transfers between two chunks of the same rank are copies, which `device` makes.
  * The buffers are the caller's, of the sizes above; they may be NULL when the size is 0. Allocates

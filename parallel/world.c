@@ -113,6 +113,7 @@ tr_status tr_world_create(tr_world **out, MPI_Comm comm, const tr_world_options 
     world->comm = world->node_comm = MPI_COMM_NULL;
     world->inside = options->inside;
     world->timeout_s = options->timeout_s;
+    world->share_device = options->share_device;
     world->node_of = TR_NEW_ARRAY(int, size);
     world->local_of = TR_NEW_ARRAY(int, size);
     world->shm_usable = TR_NEW_ARRAY(bool, size);
@@ -136,6 +137,7 @@ void tr_world_destroy(tr_world *world)
     if (world == NULL)
         return;
     TR_ASSERT(world->first_group == NULL);
+    tr_world_device_clear(world);
     tr_shm_segment_clear(&world->comm_segment);
     tr_shm_segment_clear(&world->control);
     if (world->node_comm != MPI_COMM_NULL)
@@ -215,11 +217,13 @@ const char *tr_world_transport_name(const tr_world *world, const int *ranks, int
 tr_status tr_world_comm_memory(tr_world *world, size_t bytes, void **memory)
 {
     TR_ASSERT(!world->comm_made);
-    tr_status status = tr_shm_segment_create_node(&world->comm_segment, world, bytes);
+    bool on_device = world->device != NULL && !world->device->unified;
+    tr_status status = on_device ? tr_world_device_memory(world, bytes)
+                                 : tr_shm_segment_create_node(&world->comm_segment, world, bytes);
     TR_TRY(
         tr_world_agree(world, world->comm, status, TR_ERR_MEMORY, "have its communication memory"));
     world->comm_made = true;
-    *memory = world->comm_segment.base[world->comm_segment.own];
+    *memory = on_device ? world->device_comm : world->comm_segment.base[world->comm_segment.own];
     return TR_OK;
 }
 
@@ -230,17 +234,17 @@ bool tr_world_owns(const tr_world *world, const void *data, size_t bytes)
     if (!world->comm_made)
         return false;
     const tr_shm_segment *segment = &world->comm_segment;
-    uintptr_t begin = (uintptr_t)segment->base[segment->own];
+    bool on_device = world->device_comm != NULL;
+    uintptr_t begin = (uintptr_t)(on_device ? world->device_comm : segment->base[segment->own]);
+    size_t size = on_device ? world->device_comm_bytes : segment->bytes[segment->own];
     uintptr_t at = (uintptr_t)data;
-    return at >= begin && at - begin <= segment->bytes[segment->own] &&
-           bytes <= segment->bytes[segment->own] - (at - begin);
+    return at >= begin && at - begin <= size && bytes <= size - (at - begin);
 }
 
 static tr_group *group_new(tr_world *world, const int *ranks, int num_ranks, const char *name)
 {
     tr_group *group = TR_NEW(tr_group);
     group->world = world;
-    group->transport = transport_for(world, ranks, num_ranks);
     group->name = tr_strdup(name);
     group->size = num_ranks;
     group->rank = -1;
@@ -271,11 +275,14 @@ static void group_free(tr_group *group)
     tr_free(group);
 }
 
-tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks, const char *name,
-                                tr_group **out)
+tr_status tr_world_group_make(tr_world *world, const tr_group_transport *transport,
+                              tr_stream stream, const int *ranks, int num_ranks, const char *name,
+                              tr_group **out)
 {
     TR_ASSERT(num_ranks >= 1 && num_ranks <= world->size);
     tr_group *group = group_new(world, ranks, num_ranks, name);
+    group->transport = transport;
+    group->stream = stream;
     tr_status status = TR_OK;
     if (group->rank >= 0)
         TR_TRY_GOTO(status, group->transport->open(group), free_group);
@@ -297,6 +304,22 @@ tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks
 free_group:
     group_free(group);
     return status;
+}
+
+tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks, const char *name,
+                                tr_group **out)
+{
+    return tr_world_group_make(world, transport_for(world, ranks, num_ranks), TR_STREAM_COMPUTE,
+                               ranks, num_ranks, name, out);
+}
+
+tr_status tr_world_device_group_create(tr_world *world, const int *ranks, int num_ranks,
+                                       const char *name, tr_stream stream, tr_group **out)
+{
+    TR_ASSERT(world->device != NULL);
+    const tr_group_transport *transport =
+        world->device->unified ? transport_for(world, ranks, num_ranks) : &tr_group_transport_nccl;
+    return tr_world_group_make(world, transport, stream, ranks, num_ranks, name, out);
 }
 
 tr_status tr_world_node_group_create(tr_world *world, tr_group **out)

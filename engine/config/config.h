@@ -38,11 +38,12 @@ typedef enum tr_lr_schedule {
     TR_LR_WSD,
     TR_LR_CONSTANT
 } tr_lr_schedule;
-/* In the order of tr_transport of parallel/world.h, which needs mpi.h. */
+/* At first in the order of tr_transport of parallel/world.h, which needs mpi.h. */
 typedef enum tr_config_transport {
     TR_CONFIG_TRANSPORT_AUTO,
     TR_CONFIG_TRANSPORT_MPI,
-    TR_CONFIG_TRANSPORT_SHM
+    TR_CONFIG_TRANSPORT_SHM,
+    TR_CONFIG_TRANSPORT_NCCL
 } tr_config_transport;
 typedef enum tr_recompute {
     TR_RECOMPUTE_NONE,
@@ -131,7 +132,7 @@ typedef struct tr_config {
         double bucket_mb;
         bool overlap;
         tr_config_transport inside; /* within a node */
-        tr_config_transport across; /* between nodes: auto or mpi */
+        tr_config_transport across; /* between nodes: auto, mpi or nccl */
         double timeout_s;
     } parallel;
     struct {

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "kernels/cuda/cuda_device_int.h"
 #include "kernels/cuda/cuda_error.h"
+#include "kernels/cuda/cuda_kernels.h"
 
 enum { LEAST_CAPABILITY = 80, LEAST_ALLOCATION = 256 };
 
@@ -171,16 +172,38 @@ static tr_status synchronize(tr_device *device, tr_stream stream)
 }
 
 /* Communication goes before arithmetic when both could run: others wait for it. */
-static tr_status streams_create(tr_cuda_device *device)
+static tr_status stream_create(tr_cuda_device *device, bool talks)
 {
     int least, greatest;
     TR_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    for (int s = 0; s < TR_STREAM_NUM; s++) {
-        bool talks = s == TR_STREAM_TENSOR || s == TR_STREAM_DATA || s == TR_STREAM_PIPELINE;
-        TR_CUDA_TRY(cudaStreamCreateWithPriority(&device->streams[s], cudaStreamNonBlocking,
-                                                 talks ? greatest : least));
-    }
+    TR_CUDA_TRY(cudaStreamCreateWithPriority(&device->streams[device->num_streams],
+                                             cudaStreamNonBlocking, talks ? greatest : least));
+    device->num_streams++;
     return TR_OK;
+}
+
+static tr_status streams_create(tr_cuda_device *device)
+{
+    for (int s = 0; s < TR_STREAM_NUM; s++)
+        TR_TRY(stream_create(device, s == TR_STREAM_TENSOR || s == TR_STREAM_DATA ||
+                                         s == TR_STREAM_PIPELINE));
+    return TR_OK;
+}
+
+static tr_status stream_add(tr_device *base, tr_stream *stream)
+{
+    tr_cuda_device *device = tr_cuda_device_of(base);
+    if (device->num_streams == TR_STREAM_MOST)
+        return tr_fail(TR_ERR_MEMORY, "GPU %d has no more than %d streams", device->index,
+                       TR_STREAM_MOST);
+    TR_TRY(stream_create(device, true));
+    *stream = (tr_stream)(device->num_streams - 1);
+    return TR_OK;
+}
+
+static tr_status combine(tr_device *device, tr_stream stream, const tr_combine *args)
+{
+    return tr_cuda_combine(stream_of(device, stream), args);
 }
 
 /* ---- which GPU ---- */
@@ -237,7 +260,9 @@ static tr_status choose_device(const tr_cuda_options *options, int *index)
         return tr_fail(TR_ERR_MEMORY,
                        "%d processes on this node and %d GPUs (CUDA_VISIBLE_DEVICES is %s): each "
                        "process needs its "
-                       "own; start at most %d per node",
+                       "own; start at most %d per node, or set the environment variable "
+                       "TRINE_SHARE_GPU=1 for ranks that share GPUs, which is slow and meant for "
+                       "tests",
                        options->local_size, count, visible_devices(), count);
     *index = options->local_rank % count;
     return TR_OK;
@@ -273,14 +298,20 @@ static void destroy(tr_device *base)
 {
     tr_cuda_device *device = tr_cuda_device_of(base);
     tr_cuda_products_destroy(device->products);
-    for (int s = 0; s < TR_STREAM_NUM; s++)
-        if (device->streams[s] != NULL)
-            cudaStreamDestroy(device->streams[s]);
+    for (int s = 0; s < device->num_streams; s++)
+        cudaStreamDestroy(device->streams[s]);
     tr_free(device);
+}
+
+/* Streams that wait for other ranks must not hold up others: each gets a hardware queue of its own. Read when the driver starts. */
+static void queues_set(void)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
 static tr_status open_device(tr_cuda_device *device, const tr_cuda_options *options)
 {
+    queues_set();
     TR_TRY(choose_device(options, &device->index));
     TR_TRY(describe(device, options->tf32));
     TR_CUDA_TRY(
@@ -302,6 +333,8 @@ tr_status tr_cuda_device_create(tr_device **out, const tr_cuda_options *options)
                                .memory_free = memory_free,
                                .memory_destroy = memory_destroy,
                                .copy = copy,
+                               .stream_add = stream_add,
+                               .combine = combine,
                                .event_create = event_create,
                                .event_destroy = event_destroy,
                                .event_record = event_record,

@@ -11,7 +11,8 @@
 typedef struct tr_cuda_device {
     tr_device base;
     int index; /* of the GPU */
-    cudaStream_t streams[TR_STREAM_NUM];
+    cudaStream_t streams[TR_STREAM_MOST];
+    int num_streams;
     void *workspace; /* the compute stream's */
     size_t workspace_bytes;
     tr_cuda_products *products;

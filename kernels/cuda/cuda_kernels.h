@@ -13,6 +13,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/device.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -87,6 +88,9 @@ tr_status tr_cuda_fill_zero(cudaStream_t stream, void *dst, int64_t bytes);
 tr_status tr_cuda_copy_many(cudaStream_t stream, int count, const tr_copy *copies);
 tr_status tr_cuda_tree_sum(cudaStream_t stream, void *workspace, int64_t n, int count,
                            const float *const *src, float *dst);
+
+/* tr_device's combine. */
+tr_status tr_cuda_combine(cudaStream_t stream, const tr_combine *args);
 
 #ifdef __cplusplus
 }

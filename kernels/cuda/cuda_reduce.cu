@@ -102,6 +102,7 @@ enum {
     TREE_THREADS = 128,
     TREE_DIRECT = 64, /* sources that fit the kernel's parameters */
     TREE_CHUNK = 256, /* pointers that one launch writes to the table */
+    TREE_FEW = 7,     /* levels of so many sources */
     TREE_LEVELS = 12  /* log2(TR_REDUCE_MAX) */
 };
 
@@ -153,8 +154,8 @@ __device__ inline tree_value<N> tree_add(const tree_value<N> &a, const tree_valu
 /* The tree over `count` sources at element `at`: complete subtrees of four are loaded at once; level l of `waiting` holds a complete
  * subtree of 2^l sources that waits for its neighbour (the binary digits of the sources so far say which do). What is left at the
  * end is added from the right, since the tree splits at the largest power of two. */
-template <int N, int LEVELS>
-__device__ inline tree_value<N> tree_at(int count, const float *const *src, int64_t at)
+template <int N, int LEVELS, typename SOURCES>
+__device__ inline tree_value<N> tree_at(int count, const SOURCES &src, int64_t at)
 {
     tree_value<N> waiting[LEVELS];
     int k = 0;
@@ -207,7 +208,7 @@ __global__ void tree_direct_kernel(int64_t n, int count, tree_sources sources, f
 {
     int64_t at = ((int64_t)blockIdx.x * TREE_THREADS + threadIdx.x) * N;
     if (at < n)
-        tree_store<N>(dst + at, tree_at<N, 7>(count, sources.src, at));
+        tree_store<N>(dst + at, tree_at<N, TREE_FEW>(count, sources.src, at));
 }
 
 template <int N>
@@ -269,4 +270,73 @@ extern "C" tr_status tr_cuda_tree_sum(cudaStream_t stream, void *workspace, int6
         TR_TRY(tree_launch<1>(stream, table, whole, n - whole, count, src, dst));
     }
     return TR_OK;
+}
+
+/* ---- what the ranks of a group sent ---- */
+
+/* Source k: the rank's own, or a place among the others'. No table in memory: streams that combine share nothing. */
+struct combine_sources {
+    const float *own, *others;
+    int64_t stride;
+    int own_index;
+    __device__ const float *operator[](int k) const
+    {
+        return k == own_index ? own : others + (k < own_index ? k : k - 1) * stride;
+    }
+};
+
+/* Moves 4 n (count + 1) bytes. dst may be the own source: a thread has read its elements of all sources when it writes. */
+template <int N, int LEVELS>
+__global__ void combine_sum_kernel(int64_t n, int count, combine_sources sources, float *dst)
+{
+    int64_t at = ((int64_t)blockIdx.x * TREE_THREADS + threadIdx.x) * N;
+    if (at < n)
+        tree_store<N>(dst + at, tree_at<N, LEVELS>(count, sources, at));
+}
+
+/* In the order of the sources, so that zeros of both signs and NaNs come out as on the CPU; a NaN wins. Moves 4 n (count + 1) bytes. */
+template <int N>
+__global__ void combine_max_kernel(int64_t n, int count, combine_sources sources, float *dst)
+{
+    int64_t at = ((int64_t)blockIdx.x * TREE_THREADS + threadIdx.x) * N;
+    if (at >= n)
+        return;
+    tree_value<N> most = tree_load<N>(sources[0] + at);
+    for (int k = 1; k < count; k++) {
+        tree_value<N> other = tree_load<N>(sources[k] + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float a = most.element[i], b = other.element[i];
+            most.element[i] = a > b || a != a ? a : b;
+        }
+    }
+    tree_store<N>(dst + at, most);
+}
+
+template <int N>
+static tr_status combine_launch(cudaStream_t stream, const tr_combine *args, int64_t begin,
+                                int64_t n)
+{
+    dim3 grid((unsigned)tr_blocks(n, TREE_THREADS * N));
+    combine_sources sources = {args->own + begin, args->others + begin, args->stride,
+                               args->own_index};
+    float *dst = args->dst + begin;
+    if (args->kind == TR_COMBINE_MAXIMUM)
+        return TR_LAUNCH((combine_max_kernel<N>), grid, TREE_THREADS, 0, stream, n, args->count,
+                         sources, dst);
+    if (args->count <= TREE_DIRECT)
+        return TR_LAUNCH((combine_sum_kernel<N, TREE_FEW>), grid, TREE_THREADS, 0, stream, n,
+                         args->count, sources, dst);
+    return TR_LAUNCH((combine_sum_kernel<N, TREE_LEVELS + 1>), grid, TREE_THREADS, 0, stream, n,
+                     args->count, sources, dst);
+}
+
+extern "C" tr_status tr_cuda_combine(cudaStream_t stream, const tr_combine *args)
+{
+    TR_ASSERT(args->count >= 1 && args->count <= TR_REDUCE_MAX);
+    bool wide = tr_vec_aligned(args->own) && tr_vec_aligned(args->others) &&
+                tr_vec_aligned(args->dst) && args->stride % 4 == 0;
+    int64_t whole = wide ? args->n / 4 * 4 : 0;
+    TR_TRY(combine_launch<4>(stream, args, 0, whole));
+    return combine_launch<1>(stream, args, whole, args->n - whole);
 }
