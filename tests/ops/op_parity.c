@@ -105,7 +105,7 @@ static void element_set(tr_dtype dtype, void *values, int64_t i, float value)
         ((uint16_t *)values)[i] = tr_f16_from_f32(value);
 }
 
-static double element_get(tr_dtype dtype, const void *values, int64_t i)
+double op_element(tr_dtype dtype, const void *values, int64_t i)
 {
     if (dtype == TR_F32)
         return (double)((const float *)values)[i];
@@ -224,7 +224,7 @@ void op_expect_close(const char *what, const op_tensor *tensor, double tolerance
     if (tolerance == 0)
         tolerance = op_tolerance(tensor->dtype);
     for (int64_t i = 0; i < tensor->n; i++) {
-        double a = element_get(tensor->dtype, cuda, i), e = element_get(tensor->dtype, cpu, i);
+        double a = op_element(tensor->dtype, cuda, i), e = op_element(tensor->dtype, cpu, i);
         if (!isfinite(e) || !isfinite(a)) {
             if (!(isnan(a) && isnan(e)) && a != e)
                 fail_msg("%s (%s) element %lld of %lld: %g, the CPU has %g", what,
@@ -244,7 +244,7 @@ void op_expect_close(const char *what, const op_tensor *tensor, double tolerance
                  "%lld: %.9g, the CPU has %.9g",
                  what, tr_dtype_name(tensor->dtype), (long long)tensor->n,
                  sqrt(difference / fmax(norm, 1e-300)), tolerance, (long long)at,
-                 element_get(tensor->dtype, cuda, at), element_get(tensor->dtype, cpu, at));
+                 op_element(tensor->dtype, cuda, at), op_element(tensor->dtype, cpu, at));
     free(cpu);
     free(cuda);
 }
@@ -260,7 +260,7 @@ void op_expect_equal(const char *what, const op_tensor *tensor)
         if (!floating)
             fail_msg("%s element %lld of %lld differs from the CPU's", what, (long long)i,
                      (long long)tensor->n);
-        double a = element_get(tensor->dtype, cuda, i), e = element_get(tensor->dtype, cpu, i);
+        double a = op_element(tensor->dtype, cuda, i), e = op_element(tensor->dtype, cpu, i);
         if (!isnan(a) || !isnan(e))
             fail_msg("%s (%s) element %lld of %lld: %.9g, the CPU has %.9g", what,
                      tr_dtype_name(tensor->dtype), (long long)i, (long long)tensor->n, a, e);

@@ -19,7 +19,7 @@
 #include "memory/dtype.h"
 
 enum { OP_CPU, OP_CUDA, OP_SIDES };
-enum { OP_MOST_TENSORS = 64, OP_DTYPES = 3, OP_SIZES = 8 };
+enum { OP_MOST_TENSORS = 96, OP_DTYPES = 3, OP_SIZES = 8 };
 
 /* fp32, bf16, fp16 */
 extern const tr_dtype op_dtypes[OP_DTYPES];
@@ -69,7 +69,8 @@ double op_tolerance(tr_dtype dtype); /* 1e-5 fp32, 1e-2 bf16 and fp16 */
 void op_expect_equal(const char *what, const op_tensor *tensor);
 /* The bits that the device holds, which a second call with other addresses must give again. */
 uint64_t op_device_hash(const op_tensor *tensor);
-/* The device's bytes. */
+/* The device's bytes, and one element of them. */
 void op_download(const op_tensor *tensor, void *values);
+double op_element(tr_dtype dtype, const void *values, int64_t i);
 
 #endif
