@@ -3,30 +3,46 @@
 # its reader. Exit code 77: skipped, the last line says why.
 set -eu
 part=$1 build=$2 pack=$3 peak=$4
-tests=$build/tests multiarch=$(cc -print-multiarch 2>/dev/null || true)
-lib=$pack/usr/lib/$multiarch
+tests=$build/tests
 archive=build-pack/trine-libraries.tar.gz
 
-# Carried libraries come before the system's.
+# Carried libraries come before the system's. Their folders have Debian's names, whatever this system calls its own.
 if [ -f "$archive" ]; then
+    multiarch=$(tar -tzf "$archive" | sed -n 's|^usr/lib/\([^/]*\)/libmpich\.so$|\1|p')
+    lib=$pack/usr/lib/$multiarch
     LD_LIBRARY_PATH=$lib:$pack/lib/$multiarch${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     PATH=$pack/usr/bin:$PATH
     export LD_LIBRARY_PATH PATH
 fi
 
+# Where the system has no cuBLASLt or no header of it, those of Python's packages, which PyTorch brings.
+python_cuda() {
+    python3 -c 'import glob, sysconfig
+for kind in "purelib", "platlib":
+    for folder in glob.glob(sysconfig.get_path(kind) + "/nvidia/*/'"$1"'"): print(folder)' 2>/dev/null | sort -u | paste -sd : -
+}
+if ! ldconfig -p 2>/dev/null | grep -q libcublasLt && ! ls /usr/local/cuda/lib64/libcublasLt.so* >/dev/null 2>&1; then
+    libraries=$(python_cuda lib)
+    [ -z "$libraries" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries"
+fi
+headers=$(python_cuda include)
+[ -z "$headers" ] || export CMAKE_INCLUDE_PATH="${CMAKE_INCLUDE_PATH:+$CMAKE_INCLUDE_PATH:}$headers"
+
 unpack() {
-    rm -rf "$pack"
-    mkdir -p "$pack"
-    tar -C "$pack" -xzf "$archive"
+    new=$pack.part
+    rm -rf "$pack" "$new"
+    mkdir -p "$new"
+    tar -C "$new" -xzf "$archive"
     # Links and files that name places from / on.
-    find "$pack" -type l | while read -r link; do
+    find "$new" -type l | while read -r link; do
         case $(readlink "$link") in
         /*) ln -sfn "$pack$(readlink "$link")" "$link" ;;
         esac
     done
-    sed -i "s|^prefix=.*|prefix=$pack/usr|; s|^\(libdir\|sharedlibdir\)=.*|\1=$lib|" "$lib"/pkgconfig/*.pc
-    ln -sf pkgconf "$pack/usr/bin/pkg-config"
-    ln -sf mpiexec.hydra "$pack/usr/bin/mpiexec"
+    sed -i "s|^prefix=.*|prefix=$pack/usr|; s|^\(libdir\|sharedlibdir\)=.*|\1=$lib|" "$new/usr/lib/$multiarch"/pkgconfig/*.pc
+    ln -sf pkgconf "$new/usr/bin/pkg-config"
+    ln -sf mpiexec.hydra "$new/usr/bin/mpiexec"
+    mv "$new" "$pack" # whole, or not there
 }
 
 part_build() {
@@ -84,10 +100,12 @@ results() { # prefix, command ...
 part_ranks() {
     command -v mpiexec >/dev/null || { echo "no mpiexec here"; exit 77; }
     tiny_data
+    status=0
     for ranks in 2 4; do
         results "$ranks ranks: " timeout 30 mpiexec -n "$ranks" "$build/trine" verify configs/tiny-l.yaml data=1 "data=$ranks" \
-            "data=$((ranks / 2)),tensor=2" "data=$((ranks / 2)),pipeline=2" device.kind=cuda data.train="$build/data/tiny"
+            "data=$((ranks / 2)),tensor=2" "data=$((ranks / 2)),pipeline=2" device.kind=cuda data.train="$build/data/tiny" || status=1
     done
+    return $status
 }
 
 part_operations() {
@@ -110,28 +128,44 @@ rate() {
     }'
 }
 
+# One that fails does not stop the next, here and below.
 part_training() {
-    models | while read -r name layers hidden heads ffn vocab sequence sequences; do
-        timeout 30 "$tests/train_bench" configs/bench-134m.yaml --steps 10 --warmup 3 --no-peak device.kind=cuda model.layers="$layers" \
+    status=0
+    models >"$build/models"
+    while read -r name layers hidden heads ffn vocab sequence sequences; do
+        if ! timeout 30 "$tests/train_bench" configs/bench-134m.yaml --steps 10 --warmup 3 --no-peak device.kind=cuda model.layers="$layers" \
             model.hidden="$hidden" model.heads="$heads" model.kv_heads="$heads" model.ffn="$ffn" model.vocab="$vocab" \
-            train.seq_len="$sequence" train.micro_batch="$sequences" train.global_batch="$sequences" >"$build/train_bench.out" ||
-            { cat "$build/train_bench.out"; exit 1; }
+            train.seq_len="$sequence" train.micro_batch="$sequences" train.global_batch="$sequences" >"$build/train_bench.out" </dev/null; then
+            cat "$build/train_bench.out"
+            echo "result: trine, $name: FAILED"
+            status=1
+            continue
+        fi
         cat "$build/train_bench.out"
         rate trine "$(sed -n 's/^result .*tokens_per_s=\([0-9.]*\).*/\1/p' "$build/train_bench.out")" \
             "$name" "$layers" "$hidden" "$heads" "$ffn" "$vocab" "$sequence"
-    done
+    done <"$build/models"
+    return $status
 }
 
 part_pytorch() {
     python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { echo "no PyTorch with CUDA here"; exit 77; }
-    models | while read -r name layers hidden heads ffn vocab sequence sequences; do
-        timeout 60 python3 tests/bench/pytorch_rival.py --device cuda --mode compile --dtype bf16-autocast --steps 10 --warmup 3 --layers "$layers" \
+    status=0
+    models >"$build/models"
+    while read -r name layers hidden heads ffn vocab sequence sequences; do
+        if ! timeout 60 python3 tests/bench/pytorch_rival.py --device cuda --mode compile --dtype bf16-autocast --steps 10 --warmup 3 --layers "$layers" \
             --hidden "$hidden" --heads "$heads" --ffn "$ffn" --vocab "$vocab" --seq "$sequence" --micro-batch "$sequences" \
-            >"$build/pytorch.out" || { cat "$build/pytorch.out"; exit 1; }
+            >"$build/pytorch.out" </dev/null; then
+            cat "$build/pytorch.out"
+            echo "result: pytorch, $name: FAILED"
+            status=1
+            continue
+        fi
         cat "$build/pytorch.out"
         rate pytorch "$(sed -n 's/.*"tokens_per_s": \([0-9.]*\).*/\1/p' "$build/pytorch.out")" \
             "$name" "$layers" "$hidden" "$heads" "$ffn" "$vocab" "$sequence"
-    done
+    done <"$build/models"
+    return $status
 }
 
 "part_$part"
