@@ -1,8 +1,11 @@
-/* The device that a run computes on, or is planned for. */
+/* The device that a run computes on, or is planned for, and what it can do at best. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/log.h"
 #include "engine/peak.h"
+#include "engine/peak_gpu.h"
 #include "engine/plan.h"
 #include "engine/run_int.h"
 #include "kernels/cuda/cuda_device.h"
@@ -50,11 +53,63 @@ static tr_status cuda_create(tr_run *run)
     return tr_cuda_device_create(&run->device, &options);
 }
 
+/* Rank 0 says which node keeps all ranks on the CPU. bare: the lowest rank that sees no GPU. */
+static tr_status bare_node_tell(tr_run *run, int64_t bare)
+{
+    char node[64] = "";
+    int64_t words[sizeof node / sizeof(int64_t)] = {0};
+    if (run->mesh.rank == bare && gethostname(node, sizeof node - 1) == 0)
+        memcpy(words, node, sizeof node);
+    TR_TRY(tr_run_sum(run, words, sizeof node / sizeof(int64_t))); /* zeros but of one rank */
+    memcpy(node, words, sizeof node);
+    if (run->mesh.rank == 0)
+        tr_log_warning("device.kind=auto: all ranks compute on the CPU, since rank %lld on node %s "
+                       "sees no GPU and others do; device.kind=cuda says what is missing there, "
+                       "device.kind=cpu takes the CPU without this line",
+                       (long long)bare, node);
+    return TR_OK;
+}
+
+/* What device.kind=auto takes: the GPU where all ranks see one. */
+static tr_status auto_choose(tr_run *run, bool *cuda)
+{
+    int64_t present = tr_cuda_is_present(), seen = present, bare = INT64_MAX;
+    if (!present)
+        bare = run->mesh.rank;
+    TR_TRY(tr_run_max(run, &seen, 1));
+    TR_TRY(tr_run_min(run, &bare, 1));
+    *cuda = bare == INT64_MAX;
+    return seen && !*cuda ? bare_node_tell(run, bare) : TR_OK;
+}
+
+/* Of all ranks' GPUs together; one that ranks share, for a test, counts for each. */
+static tr_status gpu_peak(tr_run *run)
+{
+    const char *name = tr_cuda_device_name(run->device);
+    double own = tr_peak_gpu_flops(name, run->cfg.train.precision, run->cfg.train.tf32);
+    int64_t sum = (int64_t)own, unknown = own == 0 ? run->mesh.rank : INT64_MAX;
+    TR_TRY(tr_run_sum(run, &sum, 1));
+    TR_TRY(tr_run_min(run, &unknown, 1));
+    run->peak_flops = unknown == INT64_MAX ? (double)sum : 0;
+    if (run->mesh.rank == 0 && unknown != INT64_MAX)
+        tr_log_info("mfu is 0 in this run: trine knows no peak of rank %lld's GPU%s%s%s",
+                    (long long)unknown, unknown == 0 ? " (" : "", unknown == 0 ? name : "",
+                    unknown == 0 ? ")" : "");
+    return TR_OK;
+}
+
 tr_status tr_run_device_create(tr_run *run)
 {
-    TR_TRY(transports_check(&run->cfg, run->cfg.device.kind == TR_DEVICE_CHOICE_CUDA));
-    if (run->cfg.device.kind == TR_DEVICE_CHOICE_CUDA)
-        return cuda_create(run);
+    bool cuda = run->cfg.device.kind == TR_DEVICE_CHOICE_CUDA;
+    if (run->cfg.device.kind == TR_DEVICE_CHOICE_AUTO)
+        TR_TRY(auto_choose(run, &cuda));
+    TR_TRY(transports_check(&run->cfg, cuda));
+    if (cuda) {
+        TR_TRY(cuda_create(run));
+        return gpu_peak(run);
+    }
+    run->peak_flops =
+        tr_peak_flops(run->cfg.train.precision) * (double)tr_world_num_nodes(run->world);
     int threads = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world));
     return tr_cpu_device_create(&run->device, threads);
 }
@@ -74,8 +129,8 @@ size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NU
 
 tr_status tr_plan_device_create(tr_device **device, const tr_config *cfg)
 {
-    TR_TRY(transports_check(cfg, cfg->device.kind == TR_DEVICE_CHOICE_CUDA));
-    if (cfg->device.kind == TR_DEVICE_CHOICE_CUDA)
+    if (cfg->device.kind == TR_DEVICE_CHOICE_CUDA ||
+        (cfg->device.kind == TR_DEVICE_CHOICE_AUTO && tr_cuda_is_present()))
         return tr_cuda_device_create_counting(device);
     return tr_cpu_device_create(device,
                                 tr_peak_threads(cfg->device.threads, (int)cfg->derived.num_ranks));

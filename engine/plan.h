@@ -14,7 +14,8 @@ typedef struct tr_plan_rank {
     tr_traffic traffic; /* bytes sent in a step */
 } tr_plan_rank;
 
-/* A device that answers for sizes of the kind that device.kind names; no GPU is needed. Destroy it with tr_device_destroy. */
+/* A device that answers for sizes of the kind that device.kind names; no GPU is needed. auto: the kind of this machine. Destroy it with
+ * tr_device_destroy. */
 tr_status tr_plan_device_create(tr_device **device, const tr_config *cfg);
 
 /* Fills ranks[0 ... cfg->derived.num_ranks - 1] from the counting pass of each rank; ranks that must have equal bytes are counted once. */

@@ -332,8 +332,6 @@ static tr_status device_create(tr_run *run)
     if (run->callbacks.device != NULL)
         run->callbacks.device(run->callbacks.context, run->device);
     run->flops_per_token = tr_model_flops_per_token(&run->cfg);
-    run->peak_flops =
-        tr_peak_flops(run->cfg.train.precision) * (double)tr_world_num_nodes(run->world);
     return TR_OK;
 }
 

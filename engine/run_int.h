@@ -73,7 +73,7 @@ tr_status tr_run_compare_numerics(tr_run *run);
 /* Opens data.train at the run's data position (a second call closes the first). */
 tr_status tr_run_feed_open(tr_run *run);
 
-/* Collective (device_choice.c): makes the device that device.kind asks for; all ranks compute on one kind. */
+/* Collective (device_choice.c): makes the device that device.kind asks for, and sets peak_flops; all ranks compute on one kind. */
 tr_status tr_run_device_create(tr_run *run);
 /* Whether the user lets ranks share GPUs: the environment variable TRINE_SHARE_GPU is 1. */
 bool tr_run_shares_device(void);

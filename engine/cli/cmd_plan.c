@@ -307,8 +307,9 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
     tr_param_table table;
     tr_param_table_init(&table, cfg);
     char *layout = tr_config_layout_text(cfg);
-    printf("%lld parameters, %.4g GFLOP per token; %s\n", (long long)table.num_elements,
-           tr_model_flops_per_token(cfg) * 1e-9, layout);
+    printf("%lld parameters, %.4g GFLOP per token; %s, on %s\n", (long long)table.num_elements,
+           tr_model_flops_per_token(cfg) * 1e-9, layout,
+           device->kind == TR_DEVICE_CUDA ? "cuda" : "cpu");
     tr_free(layout);
     tr_param_table_clear(&table);
     char *batch = tr_config_batch_text(cfg);

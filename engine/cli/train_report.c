@@ -95,10 +95,11 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
 {
     tr_param_table table;
     tr_param_table_init(&table, cfg);
-    tr_log_info("trine: %s, %lld parameters, %s, %lld layers, hidden %lld, on %s", cfg->run.name,
+    tr_log_info("trine: %s, %lld parameters, %s, %lld layers, hidden %lld, on %s%s", cfg->run.name,
                 (long long)table.num_elements, tr_dtype_name(cfg->train.precision),
                 (long long)cfg->model.layers, (long long)cfg->model.hidden,
-                tr_run_device_numerics(run));
+                tr_run_device_numerics(run),
+                cfg->device.kind == TR_DEVICE_CHOICE_AUTO ? " (device.kind=auto)" : "");
     tr_param_table_clear(&table);
     char *order = tr_config_get(cfg, "train.reduction_order"), slices[48] = "";
     if (cfg->derived.tensor_slices > 0)

@@ -33,6 +33,12 @@ const char *tr_cuda_device_place(const tr_device *device)
     return "";
 }
 
+const char *tr_cuda_device_name(const tr_device *device)
+{
+    (void)device;
+    return "";
+}
+
 void *tr_cuda_device_stream(tr_device *device, tr_stream stream)
 {
     (void)device;

@@ -287,6 +287,7 @@ static tr_status describe(tr_cuda_device *device, bool tf32)
              properties.name, properties.multiProcessorCount, driver / 1000, driver % 1000 / 10,
              CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, lt->GetVersion(),
              tf32 ? " tf32" : "");
+    snprintf(device->name, sizeof device->name, "%s", properties.name);
     for (size_t i = 0; i < sizeof properties.uuid.bytes; i++)
         snprintf(device->place + 2 * i, 3, "%02x", (unsigned char)properties.uuid.bytes[i]);
     return TR_OK;
@@ -355,6 +356,11 @@ destroy:
 const char *tr_cuda_device_place(const tr_device *device)
 {
     return ((const tr_cuda_device *)device)->place;
+}
+
+const char *tr_cuda_device_name(const tr_device *device)
+{
+    return ((const tr_cuda_device *)device)->name;
 }
 
 void *tr_cuda_device_stream(tr_device *device, tr_stream stream)

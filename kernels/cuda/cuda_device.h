@@ -36,6 +36,9 @@ tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *optio
 /* Text that is the same for two processes of a node only when they use one GPU (the GPU's UUID); valid while the device lives. */
 const char *tr_cuda_device_place(const tr_device *device);
 
+/* The GPU's name as the driver has it ("NVIDIA H200"); valid while the device lives. */
+const char *tr_cuda_device_name(const tr_device *device);
+
 /* The cudaStream_t of a stream, for libraries that enqueue themselves (NCCL). */
 void *tr_cuda_device_stream(tr_device *device, tr_stream stream);
 

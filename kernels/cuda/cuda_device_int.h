@@ -16,7 +16,7 @@ typedef struct tr_cuda_device {
     void *workspace; /* the compute stream's */
     size_t workspace_bytes;
     tr_cuda_products *products;
-    char numerics[512], place[33];
+    char numerics[512], place[33], name[256];
 } tr_cuda_device;
 
 static inline tr_cuda_device *tr_cuda_device_of(tr_device *device)

@@ -12,7 +12,7 @@ if [ "$free_gib" -lt 21 ]; then
 fi
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
-"$mpiexec" -n 8 "$bench" configs/bench-0.7b.yaml --steps 3 --warmup 0 | tee "$output"
+"$mpiexec" -n 8 "$bench" configs/bench-0.7b.yaml --steps 3 --warmup 0 device.kind=cpu | tee "$output"
 awk '
     /^step/ { loss[++steps] = $0; sub(/.*loss /, "", loss[steps]); sub(/;.*/, "", loss[steps]) }
     /^result/ { for (i = 2; i <= NF; i++) { split($i, pair, "="); value[pair[1]] = pair[2] } }

@@ -42,7 +42,7 @@ field() { grep '^saved step' "$work/$1" | grep -v '^saved step 15:' | sed -n "s/
 for ((round = 1; round <= rounds; round++)); do
     for async in true false; do
         rm -rf "$work/run"
-        mpiexec -n "$ranks" "$build/trine" train "$work/stall.yaml" "run.dir=$work/run" checkpoint.async=$async "${settings[@]}" >"$work/out"
+        mpiexec -n "$ranks" "$build/trine" train "$work/stall.yaml" device.kind=cpu "run.dir=$work/run" checkpoint.async=$async "${settings[@]}" >"$work/out"
         grep '^saved step' "$work/out" | tee -a "$work/$async" | sed "s/^/async=$async: /"
         # Steps beside no save: neither the first nor the two after a save.
         sed -n 's/^{"step": \([0-9]*\),.*"step_ms": \([0-9.e+]*\),.*/\1 \2/p' "$work/run/metrics.jsonl" |

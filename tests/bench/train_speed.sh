@@ -39,7 +39,7 @@ ratio() { awk -v a="$1" -v b="$2" 'BEGIN {printf "%.3f", a / b}'; }
 ours() {
     local name=$1 ranks=$2 line
     shift 2
-    if ! line=$(mpiexec -n "$ranks" "$bench" "$config" --steps "$steps" --warmup 1 "$@" | grep ^result); then
+    if ! line=$(mpiexec -n "$ranks" "$bench" "$config" --steps "$steps" --warmup 1 device.kind=cpu "$@" | grep ^result); then
         echo "train_speed.sh: $name failed" >&2
         exit 1
     fi

@@ -168,6 +168,8 @@ tr_status fx_resolve(tr_config *cfg, const char *model, const char *overrides)
     /* Every axis has a size of its own here: what is left out is 1. */
     tr_config_init(cfg);
     tr_status status = tr_config_read_file(cfg, path);
+    if (status == TR_OK) /* whatever the machine has */
+        status = tr_config_override(cfg, "device.kind=cpu");
     for (int i = 0; i < count && status == TR_OK; i++)
         status = tr_config_override(cfg, list[i]);
     if (status == TR_OK)

@@ -14,7 +14,8 @@ static cudasim_machine &machine()
 {
     static cudasim_machine the_machine = [] {
         const char *devices = getenv("CUDASIM_DEVICES");
-        return cudasim_machine{13000, devices != NULL ? atoi(devices) : 8, 90, (size_t)16 << 30};
+        return cudasim_machine{13000, devices != NULL ? atoi(devices) : 8, 90, (size_t)16 << 30,
+                               nullptr};
     }();
     return the_machine;
 }
@@ -145,7 +146,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     if (device < 0 || device >= count)
         return sim_error_set(cudaErrorInvalidDevice);
     *properties = {};
-    snprintf(properties->name, sizeof properties->name, "simulated GPU");
+    snprintf(properties->name, sizeof properties->name, "%s",
+             sim_machine().name != nullptr ? sim_machine().name : "simulated GPU");
     properties->uuid.bytes[0] = (char)device;
     properties->totalGlobalMem = sim_machine().memory_bytes;
     properties->major = sim_machine().capability / 10;

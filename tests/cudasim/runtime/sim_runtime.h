@@ -31,6 +31,7 @@ typedef struct cudasim_machine {
     int num_devices;     /* GPUs */
     int capability;      /* 90 is compute capability 9.0 */
     size_t memory_bytes; /* of each GPU */
+    const char *name;    /* of each GPU; NULL: "simulated GPU" */
 } cudasim_machine;
 
 /* Before the first device is made. The default is a whole machine: CUDA 13.0, 8 GPUs of 9.0 and 16 GiB; CUDASIM_DEVICES names

@@ -98,7 +98,7 @@ sharded='parallel.tensor=1 parallel.pipeline=1 parallel.zero=3'
     expect 0 '^fits memory.limit_gb: [0-9]* bytes to spare' plan --ranks 64 configs/llama-8b.yaml $sharded memory.limit_gb=60
     expect 6 'not enough memory: rank 0 needs [0-9]* bytes.*would fit: parallel.shard_ranks=64 ([0-9]* bytes)' \
         plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=8 memory.limit_gb=45
-    expect 0 'zero 3 in groups of 8$' plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=8
+    expect 0 'zero 3 in groups of 8, on cpu$' plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=8
     expect 0 '^fits ' plan --ranks 64 configs/llama-8b.yaml $sharded parallel.shard_ranks=64 memory.limit_gb=45
     expect 6 'would fit: parallel.zero=3 with memory.recompute=full' plan --ranks 64 configs/llama-8b.yaml $sharded \
         parallel.zero=1 memory.limit_gb=20
