@@ -31,7 +31,7 @@ static tr_status transport_check(const tr_config *cfg, bool on_gpus, const char 
         return TR_OK;
     return tr_fail(TR_ERR_SETTINGS,
                    "%s = %s is not in this version for several ranks with device.kind=cuda, which "
-                   "exchange tensors by NCCL; use %s=auto",
+                   "exchange tensors by NCCL; use %s=auto, or device.kind=cpu",
                    name, asked == TR_CONFIG_TRANSPORT_SHM ? "shm" : "mpi", name);
 }
 
@@ -43,9 +43,6 @@ static tr_status transports_check(const tr_config *cfg, bool on_gpus)
 
 static tr_status cuda_create(tr_run *run)
 {
-    if (run->cfg.derived.num_ranks > 1)
-        return tr_fail(TR_ERR_SETTINGS, "device.kind=cuda with more than one rank is not in this "
-                                        "version; use one rank, or device.kind=cpu");
     const tr_cuda_options options = {.local_rank = tr_world_local_rank(run->world),
                                      .local_size = tr_world_local_size(run->world),
                                      .share = tr_run_shares_device(),
@@ -129,8 +126,10 @@ size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NU
 
 tr_status tr_plan_device_create(tr_device **device, const tr_config *cfg)
 {
-    if (cfg->device.kind == TR_DEVICE_CHOICE_CUDA ||
-        (cfg->device.kind == TR_DEVICE_CHOICE_AUTO && tr_cuda_is_present()))
+    bool cuda = cfg->device.kind == TR_DEVICE_CHOICE_CUDA ||
+                (cfg->device.kind == TR_DEVICE_CHOICE_AUTO && tr_cuda_is_present());
+    TR_TRY(transports_check(cfg, cuda));
+    if (cuda)
         return tr_cuda_device_create_counting(device);
     return tr_cpu_device_create(device,
                                 tr_peak_threads(cfg->device.threads, (int)cfg->derived.num_ranks));

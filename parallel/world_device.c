@@ -63,7 +63,7 @@ static tr_status look_for_shared(tr_world *world, bool *shared)
             TR_ERR_MEMORY,
             "ranks %d and %d use one GPU (%s): each rank needs its own; start as many ranks on a "
             "node as it has GPUs, or set the environment variable TRINE_SHARE_GPU=1 for ranks that "
-            "share GPUs, which is slow and meant for tests",
+            "share GPUs, which is slow and meant for tests; device.kind=cpu needs none",
             pair[0], pair[1], place);
     TR_TRY(tr_world_agree(world, world->comm, status, TR_ERR_MEMORY, "have a GPU of its own"));
     TR_MPI(MPI_Iallreduce(&mine, &any, 1, MPI_INT, MPI_MAX, world->comm, &request));

@@ -262,7 +262,7 @@ static tr_status choose_device(const tr_cuda_options *options, int *index)
                        "process needs its "
                        "own; start at most %d per node, or set the environment variable "
                        "TRINE_SHARE_GPU=1 for ranks that share GPUs, which is slow and meant for "
-                       "tests",
+                       "tests; device.kind=cpu needs none",
                        options->local_size, count, visible_devices(), count);
     *index = options->local_rank % count;
     return TR_OK;
