@@ -233,7 +233,11 @@ static void changes_print(const tr_run *run, const tr_config *recorded)
                        "values hold from here on",
                        mathematics_line);
     if (layout_line != NULL)
-        tr_log_info("the layout changed since the checkpoint (old / new): %s", layout_line);
+        tr_log_info("the layout changed since the checkpoint (old / new): %s%s", layout_line,
+                    run->cfg.train.reduction_order == TR_REDUCTION_NATIVE
+                        ? "; with train.reduction_order = native the run goes on within rounding, "
+                          "not bit for bit"
+                        : "");
     tr_free(mathematics);
     tr_free(layout);
     tr_free(mathematics_line);

@@ -439,7 +439,7 @@ static tr_status save_begin(tr_run *run)
     save->begin = begin;
     run->saver.save = save;
     if (save->queue != NULL && tr_state_fetch_is_needed(&run->saver.fetch))
-        TR_TRY(tr_state_fetch_begin(&run->saver.fetch));
+        TR_TRY(tr_world_synchronize(run->world, TR_STREAM_COMPUTE));
     if (save->queue != NULL)
         work_begin(save, shard_work, save);
     blocked_add(run, begin);

@@ -81,7 +81,8 @@ tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, const tr_
     natural.train.reduction_order = tr_config_natural_order(cfg);
     natural.derived.leaves = cfg->parallel.data;
     *order = (tr_plan_order){.plan = tr_config_reduce_plan(cfg)};
-    order->natural = natural.train.reduction_order == cfg->train.reduction_order &&
+    order->natural = (natural.train.reduction_order == cfg->train.reduction_order ||
+                      cfg->train.reduction_order == TR_REDUCTION_NATIVE) &&
                      natural.derived.leaves == cfg->derived.leaves;
     for (int p = 0; p < cfg->parallel.pipeline && !order->natural; p++) {
         tr_mesh first = tr_config_mesh(cfg, 0);

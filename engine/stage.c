@@ -344,7 +344,8 @@ static void groups_reserve(const tr_stage *stage, const tr_stage_groups *groups)
     sums_reserve(groups->kv, kv_sum(stage), 1);
 }
 
-static void scratch_set(const tr_stage *stage, const tr_stage_groups *groups)
+/* Of groups on a device: where they receive what they add, and who adds. */
+static void device_sums_set(const tr_stage *stage, const tr_stage_groups *groups)
 {
     tr_group *const all[] = {groups->tensor, groups->kv, groups->data.data, groups->data.shard,
                              groups->data.replica};
@@ -352,6 +353,8 @@ static void scratch_set(const tr_stage *stage, const tr_stage_groups *groups)
         const tr_stage_scratch *scratch = &stage->scratch[g < 2 ? 0 : 1];
         if (all[g] != NULL && scratch->memory != NULL)
             tr_group_scratch_set(all[g], scratch->memory, scratch->bytes);
+        if (all[g] != NULL && g >= 2 && stage->cfg->train.reduction_order == TR_REDUCTION_NATIVE)
+            tr_group_native_set(all[g]);
     }
 }
 
@@ -381,7 +384,7 @@ static tr_status channels_open(const tr_stage *stage, tr_group *pipeline)
 tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
 {
     groups_reserve(stage, groups);
-    scratch_set(stage, groups);
+    device_sums_set(stage, groups);
     TR_TRY(channels_open(stage, groups->pipeline));
     stage->model.tensor.group = groups->tensor;
     stage->model.tensor.sharers = groups->kv;

@@ -11,11 +11,6 @@ void tr_state_fetch_layout(tr_state_fetch *fetch, tr_device *device, tr_arena *h
         fetch->landing = tr_arena_alloc(host, LANDING_BYTES);
 }
 
-tr_status tr_state_fetch_begin(const tr_state_fetch *fetch)
-{
-    return fetch->device->synchronize(fetch->device, TR_STREAM_COMPUTE);
-}
-
 static tr_status land(const tr_state_fetch *fetch, const void *values, size_t bytes)
 {
     tr_device *device = fetch->device;

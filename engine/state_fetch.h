@@ -22,9 +22,8 @@ static inline bool tr_state_fetch_is_needed(const tr_state_fetch *fetch)
 {
     return fetch->landing != NULL;
 }
-/* The owner's thread, before others fetch: waits until what is enqueued so far is done, so that the state is what it will stay. */
-tr_status tr_state_fetch_begin(const tr_state_fetch *fetch);
-/* context: the tr_state_fetch. host: any host memory. A tr_chunk_fetch (io/chunk_queue.h). */
+/* What was enqueued on the compute stream is done (tr_world_synchronize), so that the state is what it will stay. context: the tr_state_fetch. host: any host
+ * memory. A tr_chunk_fetch (io/chunk_queue.h). */
 tr_status tr_state_fetch_values(void *context, void *host, const float *values, size_t bytes);
 
 #endif

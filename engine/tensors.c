@@ -81,6 +81,8 @@ tr_status tr_run_param_get(tr_run *run, int index, tr_tensor_kind kind, float *v
 {
     int row = row_of(run, index), num_ranks = (int)run->cfg.derived.num_ranks;
     const tr_param *param = &run->stage.table.rows[row];
+    TR_TRY(
+        tr_world_synchronize(run->world, TR_STREAM_COMPUTE)); /* the read below has no deadline */
     /* The whole vocabulary with its padding is the largest that a rank has of any parameter. */
     int64_t padded = tr_vocab_rows(&run->cfg, run->mesh.tensor_size) * run->mesh.tensor_size;
     int64_t padding = padded - run->cfg.model.vocab;

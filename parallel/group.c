@@ -41,6 +41,11 @@ void tr_group_scratch_set(tr_group *group, void *scratch, size_t bytes)
     group->scratch_bytes = bytes;
 }
 
+void tr_group_native_set(tr_group *group)
+{
+    group->native = true;
+}
+
 tr_status tr_group_channels_open(tr_group *group, const tr_channel *channels, int count)
 {
     for (int i = 0; i < count; i++)

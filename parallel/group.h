@@ -69,6 +69,10 @@ size_t tr_group_scratch_bytes(int size, int64_t elements);
 /* At set-up. Stays the caller's, 256-byte aligned; other groups of the same stream may have the same. Nothing on host transports. */
 void tr_group_scratch_set(tr_group *group, void *scratch, size_t bytes);
 
+/* At set-up, on all ranks: from now on reduce_scatter sums as the transport itself does it fastest, in an order of its own, where it has such sums
+ * (NCCL's, for equal counts); elsewhere as before. */
+void tr_group_native_set(tr_group *group);
+
 /* One direction between two ranks of a group. */
 typedef struct tr_channel {
     int from, to;

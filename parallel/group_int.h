@@ -93,6 +93,7 @@ struct tr_group {
     tr_stream stream;
     void *scratch; /* of sums on a device, or NULL */
     size_t scratch_bytes;
+    bool native; /* sums may be the transport's own */
     char *name;
     int *ranks; /* [size] world ranks */
     int size, rank;

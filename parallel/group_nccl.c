@@ -132,19 +132,34 @@ end:
     return tr_nccl_end(&state->all, status);
 }
 
-static tr_status post_sum(tr_group *group, const tr_op *op)
-{
-    TR_TRY(exchange_segments(group, op));
-    TR_TRY(combine_segments(group, op));
-    return op->kind == TR_OP_REDUCE_SCATTER ? TR_OK : gather_shares(group, op);
-}
-
 static bool counts_are_equal(const tr_group *group, const tr_op *op)
 {
     for (int i = 1; i < group->size; i++)
         if (op->counts[i] != op->counts[0])
             return false;
     return true;
+}
+
+/* NCCL's own, whose order is not the tree's. */
+static tr_status post_native_sum(tr_group *group, const tr_op *op)
+{
+    nccl_state *state = group->state;
+    const tr_nccl *nccl = tr_nccl_of(group);
+    if (op->counts[0] == 0)
+        return TR_OK;
+    TR_TRY(tr_nccl_begin(&state->all));
+    ncclResult_t result = nccl->ReduceScatter(op->src, op->dst, (size_t)op->counts[0], ncclFloat32,
+                                              ncclSum, state->all.comm, stream_of(group));
+    return tr_nccl_end(&state->all, tr_nccl_result(&state->all, result, "ReduceScatter"));
+}
+
+static tr_status post_sum(tr_group *group, const tr_op *op)
+{
+    if (group->native && op->kind == TR_OP_REDUCE_SCATTER && counts_are_equal(group, op))
+        return post_native_sum(group, op);
+    TR_TRY(exchange_segments(group, op));
+    TR_TRY(combine_segments(group, op));
+    return op->kind == TR_OP_REDUCE_SCATTER ? TR_OK : gather_shares(group, op);
 }
 
 /* Where rank's part of a gather belongs. */

@@ -46,7 +46,8 @@ bool tr_reduce_covers(tr_reduction_order order, int num_leaves, int data_size)
 tr_reduce_plan tr_reduce_plan_make(tr_reduction_order order, int num_microbatches, int num_leaves,
                                    int data_size)
 {
-    TR_ASSERT(num_microbatches % num_leaves == 0 && order != TR_REDUCTION_OPEN);
+    TR_ASSERT(num_microbatches % num_leaves == 0);
+    TR_ASSERT(order == TR_REDUCTION_BLOCKS || order == TR_REDUCTION_ROUNDS);
     TR_ASSERT(tr_reduce_covers(order, num_leaves, data_size));
     int each = num_leaves / data_size, times = num_microbatches / num_leaves;
     if (order == TR_REDUCTION_BLOCKS)

@@ -23,7 +23,8 @@
 typedef enum tr_reduction_order {
     TR_REDUCTION_OPEN, /* not yet decided; no plan has it */
     TR_REDUCTION_BLOCKS,
-    TR_REDUCTION_ROUNDS
+    TR_REDUCTION_ROUNDS,
+    TR_REDUCTION_NATIVE /* no tree: a transport's own sums, along one of the above; no plan has it */
 } tr_reduction_order;
 
 /* What to do with one of n things that come in order: sum it into buffer `slot`; when it is done, `num_merges` times: slot -= 1, buffer[slot] +=

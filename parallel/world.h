@@ -61,6 +61,8 @@ void tr_group_destroy(tr_group *group);
 /* The host waits until the world's device has reached the event's point. TR_ERR_TIMEOUT past the world's deadline, naming the oldest operation of a group of the
  * device that is not complete; TR_ERR_TRANSPORT when NCCL has lost a rank. After an error groups end without waiting for their operations. */
 tr_status tr_world_wait_device(tr_world *world, tr_device_event *event);
+/* The same for all work that a stream of the device has so far. */
+tr_status tr_world_synchronize(tr_world *world, tr_stream stream);
 
 /* What this rank waits for at the moment: for a watchdog thread or a signal handler. Lives as long as the world. */
 const tr_waitpoint *tr_world_waitpoint(const tr_world *world);

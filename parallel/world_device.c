@@ -23,6 +23,7 @@ typedef struct posted_op {
 typedef struct tr_posted_queue {
     posted_op ops[POSTED];
     int first, count;
+    tr_device_event *mark; /* of tr_world_synchronize */
 } tr_posted_queue;
 
 /* ---- set-up ---- */
@@ -77,7 +78,7 @@ static tr_status posted_create(tr_world *world)
     world->posted = TR_NEW(tr_posted_queue);
     for (int i = 0; i < POSTED; i++)
         TR_TRY(world->device->event_create(world->device, &world->posted->ops[i].behind));
-    return TR_OK;
+    return world->device->event_create(world->device, &world->posted->mark);
 }
 
 tr_status tr_world_set_device(tr_world *world, tr_device *device)
@@ -109,6 +110,8 @@ void tr_world_device_clear(tr_world *world)
         tr_nccl_close(world);
     for (int i = 0; world->posted != NULL && i < POSTED; i++)
         device->event_destroy(device, world->posted->ops[i].behind);
+    if (world->posted != NULL)
+        device->event_destroy(device, world->posted->mark);
     tr_free(world->posted);
     if (world->device_comm != NULL)
         device->memory_destroy(device, TR_MEMORY_DEVICE, world->device_comm,
@@ -220,6 +223,15 @@ tr_status tr_world_wait_device(tr_world *world, tr_device_event *event)
         status = timed_out(world, tr_clock_seconds() - start);
     world->device_failed = world->device_failed || status != TR_OK;
     return status;
+}
+
+tr_status tr_world_synchronize(tr_world *world, tr_stream stream)
+{
+    tr_device *device = world->device;
+    if (world->posted == NULL)
+        return device->synchronize(device, stream);
+    TR_TRY(device->event_record(device, world->posted->mark, stream));
+    return tr_world_wait_device(world, world->posted->mark);
 }
 
 bool tr_world_ends_well(tr_world *world, tr_device_event *event)

@@ -87,6 +87,11 @@ static tr_status fit_tree(tr_config *cfg)
     int64_t leaves = cfg->train.reduction_leaves;
     if (cfg->derived.microbatches % leaves != 0)
         return refuse_leaves(cfg);
+    if (cfg->train.reduction_order ==
+        TR_REDUCTION_NATIVE) { /* no tree that another layout could follow */
+        cfg->derived.leaves = cfg->parallel.data;
+        return TR_OK;
+    }
     bool covered =
         tr_reduce_covers(cfg->train.reduction_order, (int)leaves, (int)cfg->parallel.data);
     cfg->derived.leaves = covered ? leaves : cfg->parallel.data;

@@ -140,8 +140,11 @@ tr_reduction_order tr_config_natural_order(const tr_config *cfg)
 
 tr_reduce_plan tr_config_reduce_plan(const tr_config *cfg)
 {
-    return tr_reduce_plan_make(cfg->train.reduction_order, (int)cfg->derived.microbatches,
-                               (int)cfg->derived.leaves, (int)cfg->parallel.data);
+    tr_reduction_order order = cfg->train.reduction_order;
+    if (order == TR_REDUCTION_NATIVE)
+        order = tr_config_natural_order(cfg);
+    return tr_reduce_plan_make(order, (int)cfg->derived.microbatches, (int)cfg->derived.leaves,
+                               (int)cfg->parallel.data);
 }
 
 static const char *plural(int64_t n)

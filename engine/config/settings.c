@@ -322,12 +322,14 @@ const tr_setting tr_settings[] = {
     {.name = "train.reduction_order",
      MATHEMATICS,
      AT(train, reduction_order),
-     CHOICE = {{"blocks", TR_REDUCTION_BLOCKS}, {"rounds", TR_REDUCTION_ROUNDS}},
+     CHOICE = {{"blocks", TR_REDUCTION_BLOCKS},
+               {"rounds", TR_REDUCTION_ROUNDS},
+               {"native", TR_REDUCTION_NATIVE}},
      .open = "blocks, with parallel.zero 2 or 3 of the first layout rounds",
-     .later = "native",
      .meaning =
          "order of the sum of gradients over microbatches: blocks of consecutive ones summed, "
-         "then a tree; or trees of rounds of consecutive ones, summed"},
+         "then a tree; or trees of rounds of consecutive ones, summed; or native, what costs "
+         "nothing here, data ranks on GPUs by NCCL's own sums: the bits of one layout only"},
     {.name = "train.reduction_leaves",
      MATHEMATICS,
      AT(train, reduction_leaves),

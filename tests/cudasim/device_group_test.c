@@ -4,8 +4,9 @@
  * compute stream's copies that fill sources, the operations, and the copies that fetch results and overwrite sources at once.
  *
  * Parts: `all`: storms of operations on overlapping groups and of transfers over channels in both directions, waited for in an order that
- * differs by rank; the byte counters. `hang`: a rank that does not join is named by those that wait for the device. `shared`: ranks on one GPU, not asked for.
+ * differs by rank; the byte counters. `native`: sums of NCCL's own. `hang`: a rank that does not join is named by those that wait for the device. `shared`: ranks on one GPU, not asked for.
  * Exits 1 at the first difference. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -394,6 +395,42 @@ static void test_all(int num_storms)
     setting_close(&s);
 }
 
+/* A sum over all ranks into s->fetched; last: elements of the last rank, the others have MOST. */
+static void reduce_scatter_once(setting *s, int64_t last)
+{
+    task t = {.kind = REDUCE_SCATTER, .on = &s->groups[0], .counts = {MOST, MOST, MOST, last}};
+    task_post(s, &t, 1);
+    task_wait(s, &t, 2);
+    wait_for_compute(s);
+}
+
+/* NCCL's own sums: the same bits each time, near the tree's, but not the tree's; parts of other sizes are the tree's. */
+static void test_native(void)
+{
+    static float first[MOST];
+    setting s;
+    setting_open(&s, 60);
+    int num_others = 0;
+    reduce_scatter_once(&s, MOST);
+    memcpy(first, s.fetched, sizeof first); /* the tree's, as test_all has seen */
+    tr_group_native_set(s.groups[0].group);
+    for (int turn = 0; turn < 3; turn++) {
+        static float own[MOST];
+        cudasim_seed_set((uint64_t)turn + 1);
+        reduce_scatter_once(&s, MOST);
+        CHECK(turn == 0 || memcmp(own, s.fetched, sizeof own) == 0);
+        memcpy(own, s.fetched, sizeof own);
+        for (int i = 0; i < MOST; i++) {
+            CHECK(fabsf(own[i] - first[i]) <= 1.0f); /* of up to 4e6 */
+            num_others += own[i] != first[i];
+        }
+    }
+    CHECK(num_others > 0);
+    reduce_scatter_once(&s, MOST - 1);
+    CHECK(memcmp(first, s.fetched, (MOST - 1) * sizeof(float)) == 0);
+    setting_close(&s);
+}
+
 /* Rank 3 does not join the second of three operations. */
 static void test_hang(void)
 {
@@ -482,6 +519,8 @@ int main(int argc, char **argv)
         test_hung_transfer();
     } else if (strcmp(part, "shared") == 0)
         test_shared();
+    else if (strcmp(part, "native") == 0)
+        test_native();
     else
         CHECK(!"a part that is known");
     MPI_Finalize();

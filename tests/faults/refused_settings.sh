@@ -33,7 +33,7 @@ refused 8 'layers' $config parallel.pipeline=8
 refused 2 'command line: unknown setting train.stesp; did you mean train.steps' $config train.stesp=3
 refused 2 'train.lr = fast: expected a number' $config train.lr=fast
 refused 2 'train.steps = 3k' $config train.steps=3k
-refused 2 'not in this version' $config train.reduction_order=native
+refused 2 'not in this version' $config model.qk_norm=true
 refused 2 'cannot open.*none.yaml' none.yaml
 refused 2 'section.key=value' $config other
 refused 2 'unknown option --fast' $config --fast
