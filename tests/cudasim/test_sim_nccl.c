@@ -3,6 +3,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -301,6 +303,29 @@ static void calls_order(const sim_ranks *ranks)
     use_memory_end(&b);
 }
 
+/* What a child process of fork enqueues goes on there too. */
+static void forked(const sim_ranks *ranks)
+{
+    ncclComm_t comm = use_comm_make(ranks, 0);
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            cudasim_seed_set(seed);
+            ncclUniqueId id;
+            SIM_MUST(ncclGetUniqueId(&id) == ncclSuccess);
+            ranks->shared->ids[1] = id;
+            ncclComm_t own = use_comm_make(ranks, 1);
+            use_memory m = use_memory_make(1);
+            use_called(own, ncclAllGather(m.src, m.dst, 1, ncclFloat32, own, m.stream));
+            use_comm_end(own); /* ends when its work has run */
+            _exit(0);
+        }
+        SIM_MUST(waitpid(child, &status, 0) == child && status == 0);
+    }
+    use_comm_end(comm);
+}
+
 static void test_waiting(void **state)
 {
     (void)state;
@@ -308,6 +333,7 @@ static void test_waiting(void **state)
     sim_ranks_run("abort", 2, aborted);
     sim_ranks_run("without the host", 2, without_host);
     sim_ranks_run("order of calls", 2, calls_order);
+    sim_ranks_run("after fork", 1, forked);
 }
 
 int main(void)

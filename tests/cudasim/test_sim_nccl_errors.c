@@ -18,10 +18,11 @@ static void lost_rank(const sim_ranks *ranks)
 {
     ncclComm_t comm = use_comm_make(ranks, 0);
     use_memory m = use_memory_make(8);
+    if (ranks->rank != 1)
+        use_called(comm, ncclAllGather(m.src, m.dst, 1, ncclFloat32, comm, m.stream));
     sim_ranks_barrier(ranks);
     if (ranks->rank == 1)
         _exit(0);
-    use_called(comm, ncclAllGather(m.src, m.dst, 1, ncclFloat32, comm, m.stream));
     ncclResult_t state = ncclSuccess;
     for (int tries = 0; state == ncclSuccess && tries < 5000; tries++, use_nap_ms(1))
         SIM_MUST(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
