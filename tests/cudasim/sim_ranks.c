@@ -87,27 +87,26 @@ static void job_begin(job *j, int num_ranks, sim_ranks_body body)
     munmap(ranks.shared, sizeof *ranks.shared);
 }
 
-/* Notes who has ended; whether all have, and whether one of them badly. */
-static bool job_look(job *j, bool *bad)
+/* Notes who has ended; whether all have, or one of them as it is looked for: with `code`, or badly for 0. */
+static bool job_look(job *j, int code)
 {
-    bool all = true;
+    bool all = true, found = false;
     for (int r = 0; r < j->num_ranks; r++) {
         int status;
         if (j->ended[r] < 0 && waitpid(j->pids[r], &status, WNOHANG) == j->pids[r])
             j->ended[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         all = all && j->ended[r] >= 0;
-        *bad = *bad || j->ended[r] > 0;
+        found = found || (code == 0 ? j->ended[r] > 0 : j->ended[r] == code);
     }
-    return all;
+    return all || found;
 }
 
-/* Until all have ended, the first has ended badly or the time is over; who still runs is killed. */
-static void job_end(job *j, char *said, size_t size)
+/* Until job_look says so or the time is over; who still runs is killed. */
+static void job_end(job *j, int code, char *said, size_t size)
 {
-    bool bad = false;
     struct timespec begin, now;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (now = begin; !job_look(j, &bad) && !bad && now.tv_sec - begin.tv_sec < LIMIT_S;
+    for (now = begin; !job_look(j, code) && now.tv_sec - begin.tv_sec < LIMIT_S;
          clock_gettime(CLOCK_MONOTONIC, &now))
         nap();
     for (int r = 0; r < j->num_ranks; r++)
@@ -125,7 +124,7 @@ void sim_ranks_run(const char *name, int num_ranks, sim_ranks_body body)
     static char said[SAID_BYTES];
     job j;
     job_begin(&j, num_ranks, body);
-    job_end(&j, said, sizeof said);
+    job_end(&j, 0, said, sizeof said);
     for (int r = 0; r < num_ranks; r++)
         if (j.ended[r] != 0)
             fail_msg("%s: rank %d ended with %d (-1: it did not end)\n%s", name, r, j.ended[r],
@@ -138,7 +137,7 @@ void sim_ranks_expect(const char *name, int num_ranks, sim_ranks_body body, cons
     bool found = false;
     job j;
     job_begin(&j, num_ranks, body);
-    job_end(&j, said, sizeof said);
+    job_end(&j, CUDASIM_EXIT, said, sizeof said);
     for (int r = 0; r < num_ranks; r++)
         found = found || j.ended[r] == CUDASIM_EXIT;
     if (!found || strstr(said, words) == NULL)

@@ -1,9 +1,9 @@
 /* Many layouts of the models G and L, in one job of 8 ranks, compared with the plainest layout of the same mathematics:
  *
- *     layout_matrix pairs|triples|wide
+ *     layout_matrix pairs|triples|wide|gpus
  *
  * pairs, triples: a covering array over the mesh (every product of axes up to 8 ranks) and all settings of the layout: any two, or three,
- * of their values stand together in some row. wide: a few layouts of a model wide enough for several pieces in a product.
+ * of their values stand together in some row. gpus: pairs on up to 4 ranks with a GPU each. wide: a few layouts of a model wide enough for several pieces in a product.
  *
  * Losses, norms, step-1 gradients, weights after the last step and an evaluation must have the bits of the reference with the same tensor
  * size and sequence setting on one data rank (E1, E2, and E3: the data size follows the recorded tree); in tensor slices those of one rank in
@@ -30,6 +30,9 @@ static const mesh_level meshes[] = {
     {2, 2, 1}, {3, 2, 1}, {4, 2, 1}, {1, 2, 2}, {2, 2, 2}, {1, 4, 1}, {2, 4, 1}, {1, 4, 2},
     {6, 1, 1}, {1, 1, 3}, {1, 1, 6}, {1, 1, 7}, {3, 1, 2}, {1, 2, 3}, {1, 2, 4}};
 enum { NUM_PAIR_MESHES = sizeof meshes / sizeof meshes[0] - 7 };
+static const mesh_level gpu_meshes[] = {{1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {1, 2, 1},
+                                        {2, 2, 1}, {1, 4, 1}, {1, 1, 2}, {2, 1, 2},
+                                        {1, 2, 2}, {1, 1, 3}, {1, 1, 4}};
 static const struct {
     const char *schedule;
     int chunks;
@@ -66,18 +69,39 @@ enum {
 };
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
-enum { BATCH = 24, ODD_MICRO_BATCH = 4 };
+enum { ODD_MICRO_BATCH = 4 };
 
-/* Sequences of a step; where 24 does not divide, two microbatches of several for each leaf, and that many in one step. */
+/* What a mode covers, and the model and the step that it does it with. */
+typedef struct coverage {
+    const char *name;
+    int strength, num_numerics;
+    const mesh_level *meshes;
+    int num_meshes, num_threads, num_transports;
+    int layers, batch, leaves; /* leaves: of the tree where it may be any */
+    const char *device;
+} coverage;
+
+static const coverage coverages[] = {
+    {"pairs", 2, 2, meshes, NUM_PAIR_MESHES, 2, 2, 10, 24, 8, ""},
+    {"triples", 3, COUNT(numerics), meshes, COUNT(meshes), 2, 2, 10, 24, 8, ""},
+    {"gpus", 2, 2, gpu_meshes, COUNT(gpu_meshes), 1, 1, 8, 8, 4,
+     "device.kind=cuda train.seq_len=16"}};
+static const coverage *mode = &coverages[0];
+
+static const mesh_level *mesh_of(const tr_covering_row *row)
+{
+    return &mode->meshes[row->level[MESH]];
+}
+
+/* Sequences of a step; where the mode's do not divide, two microbatches of several for each leaf, and that many in one step. */
 static int batch_of(const mesh_level *mesh)
 {
-    return mesh->data == 5 || mesh->data == 7 ? 4 * mesh->data * ODD_MICRO_BATCH : BATCH;
+    return mesh->data == 5 || mesh->data == 7 ? 4 * mesh->data * ODD_MICRO_BATCH : mode->batch;
 }
 
 static bool row_legal(const tr_covering_row *row)
 {
-    const mesh_level *mesh = &meshes[row->level[MESH]];
-    return mesh->pipeline * pipes[row->level[PIPE]].chunks <= 10;
+    return mesh_of(row)->pipeline * pipes[row->level[PIPE]].chunks <= mode->layers;
 }
 
 /* The tree that covers the data size and 1. */
@@ -92,7 +116,7 @@ static int leaves_of(const mesh_level *mesh)
     case 6:
         return 24;
     default:
-        return 8;
+        return mode->leaves;
     }
 }
 
@@ -113,7 +137,7 @@ typedef struct math_key {
 
 static math_key key_of(const tr_covering_row *row)
 {
-    const mesh_level *mesh = &meshes[row->level[MESH]];
+    const mesh_level *mesh = mesh_of(row);
     int in_slices = slices[row->level[SLICES]];
     int tensor = in_slices > 0 ? 1 : mesh->tensor;
     return (math_key){row->level[MODEL],
@@ -148,19 +172,20 @@ static int row_compare(const void *a, const void *b)
 /* The mathematics of a key, and its plainest layout; what follows it may be another layout. */
 static char *math_text(const math_key *key)
 {
-    return tr_format("model.layers=10 train.precision=%s model.dropout=%g train.global_batch=%d "
+    return tr_format("%s model.layers=%d train.precision=%s model.dropout=%g train.global_batch=%d "
                      "train.micro_batch=%d train.reduction_order=%s train.reduction_leaves=%d "
                      "train.tensor_slices=%d train.clip=0.5 train.eval_batches=1 "
                      "parallel.tensor=%d parallel.sequence=%s",
-                     numerics[key->numerics].precision, numerics[key->numerics].dropout, key->batch,
-                     key->batch == BATCH ? 1 : ODD_MICRO_BATCH, orders[key->order], key->leaves,
-                     key->slices, key->tensor, switches[key->sequence]);
+                     mode->device, mode->layers, numerics[key->numerics].precision,
+                     numerics[key->numerics].dropout, key->batch,
+                     key->batch == mode->batch ? 1 : ODD_MICRO_BATCH, orders[key->order],
+                     key->leaves, key->slices, key->tensor, switches[key->sequence]);
 }
 
 static char *row_text(const tr_covering_row *row)
 {
     const int *level = row->level;
-    const mesh_level *mesh = &meshes[level[MESH]];
+    const mesh_level *mesh = mesh_of(row);
     return tr_format(
         "parallel.data=%d parallel.pipeline=%d parallel.schedule=%s "
         "parallel.virtual=%d memory.recompute=%s parallel.zero=%d "
@@ -169,7 +194,7 @@ static char *row_text(const tr_covering_row *row)
         mesh->data, mesh->pipeline, pipes[level[PIPE]].schedule, pipes[level[PIPE]].chunks,
         recomputes[level[RECOMPUTE]], level[ZERO], shard_ranks_of(mesh, level[SHARD]),
         buckets[level[BUCKET]], switches[level[OVERLAP]], 1 + level[THREADS], mesh->tensor,
-        switches[level[SEQUENCE]], transports[level[INSIDE]]);
+        switches[level[SEQUENCE]], mode->num_transports > 1 ? transports[level[INSIDE]] : "auto");
 }
 
 /* What rounding may do to a step-1 gradient. */
@@ -190,7 +215,7 @@ typedef struct references {
 
 static int steps_of(const math_key *key)
 {
-    return key->batch == BATCH ? 2 : 1;
+    return key->batch == mode->batch ? 2 : 1;
 }
 
 static void reference_measure(fx_job *job, references *r, const math_key *key, fx_outcome *outcome)
@@ -269,26 +294,25 @@ static void row_run(fx_job *job, references *r, const tr_covering_row *row)
     tr_free(math);
 }
 
-static void covering_run(fx_job *job, int strength)
+static void covering_run(fx_job *job)
 {
-    const tr_covering covering = {
-        .num_factors = NUM_FACTORS,
-        .num_levels = {[MODEL] = COUNT(models),
-                       [NUMERICS] = strength == 2 ? 2 : COUNT(numerics),
-                       [MESH] = strength == 2 ? NUM_PAIR_MESHES : COUNT(meshes),
-                       [PIPE] = COUNT(pipes),
-                       [RECOMPUTE] = COUNT(recomputes),
-                       [ORDER] = COUNT(orders),
-                       [ZERO] = 4,
-                       [SHARD] = 3,
-                       [BUCKET] = COUNT(buckets),
-                       [OVERLAP] = 2,
-                       [THREADS] = 2,
-                       [SEQUENCE] = 2,
-                       [INSIDE] = 2,
-                       [SLICES] = COUNT(slices)},
-        .strength = strength,
-        .legal = row_legal};
+    const tr_covering covering = {.num_factors = NUM_FACTORS,
+                                  .num_levels = {[MODEL] = COUNT(models),
+                                                 [NUMERICS] = mode->num_numerics,
+                                                 [MESH] = mode->num_meshes,
+                                                 [PIPE] = COUNT(pipes),
+                                                 [RECOMPUTE] = COUNT(recomputes),
+                                                 [ORDER] = COUNT(orders),
+                                                 [ZERO] = 4,
+                                                 [SHARD] = 3,
+                                                 [BUCKET] = COUNT(buckets),
+                                                 [OVERLAP] = 2,
+                                                 [THREADS] = mode->num_threads,
+                                                 [SEQUENCE] = 2,
+                                                 [INSIDE] = mode->num_transports,
+                                                 [SLICES] = COUNT(slices)},
+                                  .strength = mode->strength,
+                                  .legal = row_legal};
     int num_rows, num_missed;
     tr_covering_row *rows = tr_covering_make(&covering, &num_rows, &num_missed);
     qsort(rows, (size_t)num_rows, sizeof *rows, row_compare);
@@ -374,12 +398,15 @@ static void wide_run(fx_job *job)
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
-    const char *mode = argc > 1 ? argv[1] : "pairs";
-    if (fx_case(&job, mode)) {
-        if (strcmp(mode, "wide") == 0)
+    const char *name = argc > 1 ? argv[1] : mode->name;
+    for (int i = 0; i < COUNT(coverages); i++)
+        if (strcmp(coverages[i].name, name) == 0)
+            mode = &coverages[i];
+    if (fx_case(&job, name)) {
+        if (strcmp(name, "wide") == 0)
             wide_run(&job);
         else
-            covering_run(&job, strcmp(mode, "triples") == 0 ? 3 : 2);
+            covering_run(&job);
     }
     return fx_end(&job);
 }

@@ -25,8 +25,8 @@ extern "C" {
 /* From now on every communicator of this process has failed with `error`, as ncclCommGetAsyncError says, and its work does not end. */
 void cudasim_nccl_fail_all(ncclResult_t error);
 
-/* Communicators alive. */
-int64_t cudasim_nccl_count(void);
+int64_t cudasim_nccl_count(void); /* communicators alive */
+int64_t cudasim_nccl_works(void); /* groups of calls that have run in this process */
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/cudasim/runtime/sim_error.h"
+#include "tests/cudasim/runtime/sim_nccl.h"
 
 enum part_kind {
     PART_SEND,
@@ -38,6 +39,8 @@ struct work {
     uint64_t number; /* of the link's works */
     std::vector<part> parts;
 };
+
+static int64_t num_works; /* that have run */
 
 sim_nccl_link::~sim_nccl_link()
 {
@@ -327,7 +330,14 @@ static bool step(work *w)
         if (!p.done)
             return false;
     link->num_done++;
+    num_works++;
     return true;
+}
+
+int64_t cudasim_nccl_works(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(sim_lock);
+    return num_works;
 }
 
 std::function<bool()> sim_nccl_work(std::shared_ptr<sim_nccl_link> link,
