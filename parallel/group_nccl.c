@@ -304,11 +304,16 @@ static bool ends_well(tr_group *group)
     return well;
 }
 
+/* What goes wrong at the end is not told: mostly it follows from an error that is known, whose message stays. */
 static void nccl_close(tr_group *group)
 {
+    char *message = tr_strdup(tr_error_message());
     bool well = ends_well(group);
     tr_world_forget_posted(group->world, group);
     state_free(group, !well);
+    if (message[0] != '\0')
+        (void)tr_fail(TR_ERR_TRANSPORT, "%s", message);
+    tr_free(message);
 }
 
 /* ---- set-up ---- */

@@ -237,6 +237,8 @@ tr_status tr_world_synchronize(tr_world *world, tr_stream stream)
 bool tr_world_ends_well(tr_world *world, tr_device_event *event)
 {
     bool reached = false;
-    return !world->device_failed && wait_reached(world, event, close_seconds, &reached) == TR_OK &&
-           reached;
+    if (!world->device_failed)
+        world->device_failed =
+            wait_reached(world, event, close_seconds, &reached) != TR_OK || !reached;
+    return !world->device_failed;
 }
