@@ -30,13 +30,13 @@ static void outputs_new(attention_call *call, int64_t begin)
     call->samples = op_from(TR_I64, s->B, 0, attention_samples);
 }
 
-/* begin: of every tensor, as of op_new. center: of values, which have a part in common where it is not 0. */
+/* begin: of every tensor, as of op_new. center: of values, which have a part in common where it is not 0. width: of queries and keys. */
 static attention_call call_new(const attention_shape *s, tr_dtype dtype, int64_t begin,
-                               double center)
+                               double center, double width)
 {
     attention_call call = {.shape = *s, .dtype = dtype, .head_offset = ATTENTION_HEAD_OFFSET};
-    call.q = op_random(dtype, attention_num_query(s), begin, 1, 0.0, 2.0);
-    call.k = op_random(dtype, attention_num_key(s), begin, 2, 0.0, 2.0);
+    call.q = op_random(dtype, attention_num_query(s), begin, 1, 0.0, width);
+    call.k = op_random(dtype, attention_num_key(s), begin, 2, 0.0, width);
     call.v = op_random(dtype, attention_num_key(s), begin, 3, center, 2.0);
     call.dout = op_random(dtype, attention_num_query(s), begin, 4, 0.0, 2.0);
     outputs_new(&call, begin);
@@ -98,9 +98,10 @@ static void expect_vanishing(const char *what, const op_tensor *tensor)
     free(values);
 }
 
-static void parity_case(const attention_shape *s, tr_dtype dtype, int64_t begin, double center)
+static void parity_case(const attention_shape *s, tr_dtype dtype, int64_t begin, double center,
+                        double width)
 {
-    attention_call call = call_new(s, dtype, begin, center);
+    attention_call call = call_new(s, dtype, begin, center, width);
     call_run(&call);
     for (int r = 0; r < RESULTS; r++) {
         char what[96];
@@ -126,9 +127,9 @@ static void test_tensor_cores(void **state)
         {1, 65, 3, 1, 136, 0.0f, 1},  {2, 17, 2, 2, 256, 0.2f, 1}, {1, 73, 1, 1, 192, 0.0f, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        parity_case(&shapes[i], i % 3 == 1 ? TR_F16 : TR_BF16, i % 2 == 0 ? 0 : 8, 0.0);
-    parity_case(&shapes[1], TR_BF16, 0, 4.0);
-    parity_case(&shapes[5], TR_F16, 0, -4.0);
+        parity_case(&shapes[i], i % 3 == 1 ? TR_F16 : TR_BF16, i % 2 == 0 ? 0 : 8, 0.0, 2.0);
+    parity_case(&shapes[1], TR_BF16, 0, 4.0, 2.0);
+    parity_case(&shapes[5], TR_F16, 0, -4.0, 2.0);
 }
 
 /* Multiply-adds: fp32, whose rows are whole pieces of 16 bytes in some of these, and heads that tensor cores do not take, at odd addresses. */
@@ -142,10 +143,25 @@ static void test_multiply_adds(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const attention_shape *s = &shapes[i];
-        parity_case(s, TR_F32, s->D % 4 == 0 ? 4 : 1, i == 2 ? 4.0 : 0.0);
+        parity_case(s, TR_F32, s->D % 4 == 0 ? 4 : 1, i == 2 ? 4.0 : 0.0, 2.0);
         if (s->D % 8 != 0)
-            parity_case(s, i % 2 ? TR_BF16 : TR_F16, 1, 0.0);
+            parity_case(s, i % 2 ? TR_BF16 : TR_F16, 1, 0.0, 2.0);
     }
+}
+
+/* Scores so far apart that a row's maximum is exceeded again and again, by more than what is let pass. */
+static void test_growing_maxima(void **state)
+{
+    static const struct {
+        attention_shape shape;
+        tr_dtype dtype;
+    } cases[] = {{{1, 130, 2, 1, 64, 0.0f, 1}, TR_BF16},
+                 {{1, 99, 1, 1, 128, 0.2f, 1}, TR_F16},
+                 {{1, 80, 1, 1, 256, 0.0f, 1}, TR_BF16},
+                 {{1, 70, 1, 1, 32, 0.0f, 1}, TR_F32}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        parity_case(&cases[i].shape, cases[i].dtype, 0, 0.0, 4.0);
 }
 
 /* Key/value gradients in parts, each with its own query heads. */
@@ -158,11 +174,11 @@ static void test_key_value_parts(void **state)
     static const tr_dtype dtypes[] = {TR_F16, TR_BF16, TR_F16, TR_BF16};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        parity_case(&shapes[i], dtypes[i], 0, 0.0);
-    parity_case(&shapes[0], TR_F32, 0, 0.0);
-    parity_case(&shapes[3], TR_F32, 0, 0.0);
+        parity_case(&shapes[i], dtypes[i], 0, 0.0, 2.0);
+    parity_case(&shapes[0], TR_F32, 0, 0.0, 2.0);
+    parity_case(&shapes[3], TR_F32, 0, 0.0, 2.0);
     const attention_shape narrow = {2, 21, 4, 1, 7, 0.2f, 4};
-    parity_case(&narrow, TR_BF16, 1, 0.0);
+    parity_case(&narrow, TR_BF16, 1, 0.0, 2.0);
 }
 
 static void results_hash(const attention_call *call, uint64_t hash[RESULTS])
@@ -187,7 +203,7 @@ static void test_same_bits(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint64_t hash[TIMES][RESULTS];
         for (int time = 0; time < TIMES; time++) {
-            attention_call call = call_new(&cases[i].shape, cases[i].dtype, 8 * time, 0.0);
+            attention_call call = call_new(&cases[i].shape, cases[i].dtype, 8 * time, 0.0, 2.0);
             call_run(&call);
             results_hash(&call, hash[time]);
             op_release();
@@ -227,7 +243,7 @@ static void expect_heads(const char *what, const op_tensor *whole, int64_t total
 /* A tensor rank's heads have the bits that they have among all heads: head_offset, and kv_parts where ranks share a key/value head. */
 static void split_case(const attention_shape *s, tr_dtype dtype, int64_t ranks)
 {
-    attention_call whole = call_new(s, dtype, 0, 0.0);
+    attention_call whole = call_new(s, dtype, 0, 0.0, 2.0);
     call_run(&whole);
     const int64_t parts = s->kv_parts > 1 ? s->kv_parts : 1, gradients = s->K * parts;
     const int64_t A = s->A / ranks, K = s->K < ranks ? 1 : s->K / ranks, G = gradients / ranks;
@@ -296,7 +312,7 @@ static void test_not_finite(void **state)
     (void)state;
     for (int i = 0; i < 2 * OP_DTYPES; i++)
         for (int input = 0; input < 4; input++) {
-            attention_call call = call_new(&shapes[i % 2], op_dtypes[i / 2], 0, 0.0);
+            attention_call call = call_new(&shapes[i % 2], op_dtypes[i / 2], 0, 0.0, 2.0);
             op_tensor *at = (op_tensor *[]){&call.q, &call.k, &call.v, &call.dout}[input];
             *at = with_nan(at);
             call_run(&call);
@@ -321,9 +337,9 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensor_cores),    cmocka_unit_test(test_multiply_adds),
-        cmocka_unit_test(test_key_value_parts), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_split_heads),     cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_refused)};
+        cmocka_unit_test(test_tensor_cores),   cmocka_unit_test(test_multiply_adds),
+        cmocka_unit_test(test_growing_maxima), cmocka_unit_test(test_key_value_parts),
+        cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_split_heads),
+        cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_refused)};
     return op_parity_main("cuda attention", tests, sizeof tests / sizeof tests[0]);
 }
