@@ -12,7 +12,7 @@
 #     build        the programs below, for this GPU only
 #     parity       every operation against the CPU device
 #     golden       models G and L against the golden files, on the GPU
-#     ranks        2 and 4 ranks on one GPU: layouts against one rank (needs mpiexec)
+#     ranks        2 and 4 ranks that share the GPU (TRINE_SHARE_GPU), over NCCL: layouts against one rank
 #     operations   each operation's time against its floor
 #     training     tokens per second and MFU of 124M, and of 1.3B- and 7B-shaped stacks of few layers, bf16
 #     pytorch      the same models in PyTorch (torch.compile), where python3 has it with CUDA
@@ -22,7 +22,8 @@
 set -u
 cd "$(dirname "$0")/../.."
 root=$PWD build=$PWD/build-device pack=$PWD/build-device/pack logs=${OUT:-$PWD/build-device}
-peak=${TRINE_PEAK_TFLOPS:-989} build_only= parts="build parity golden ranks operations training pytorch"
+known="build parity golden ranks operations training pytorch"
+peak=${TRINE_PEAK_TFLOPS:-989} build_only= parts=$known
 usage() {
     echo 'usage: tests/device/run.sh [--build-only] [--parts "NAME ..."]' >&2
     exit 2
@@ -32,6 +33,16 @@ while [ $# -gt 0 ]; do
     --build-only) build_only=yes parts=build; shift ;;
     --parts) [ $# -gt 1 ] || usage; parts=$2; shift 2 ;;
     *) usage ;;
+    esac
+done
+
+for name in $parts; do
+    case " $known " in
+    *" $name "*) ;;
+    *)
+        echo "error: no part $name; there are: $known" >&2
+        exit 2
+        ;;
     esac
 done
 
@@ -62,16 +73,16 @@ part() {
     *)
         failed=$((failed + 1))
         tail -n 12 "$logs/$1.log"
-        [ "$code" != 124 ] || echo "stopped at its limit of $2 s"
+        case $code in 124 | 137) echo "stopped at its limit of $2 s" ;; esac
         echo "== $1: FAILED, $seconds s, all of it in $logs/$1.log"
         ;;
     esac
 }
 part build 150
-part parity 60
-part golden 45
-part ranks 40
-part operations 40
+part parity 50
+part golden 30
+part ranks 65
+part operations 35
 part training 45
 part pytorch 95
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # run_part.sh PART BUILD PACK PEAK: one part of tests/device/run.sh, which says what they are. Lines that begin with "result:" are for
 # its reader. Exit code 77: skipped, the last line says why.
+# Limits inside of a part are in the foreground: what the part's own limit ends, ends with it.
 set -eu
 part=$1 build=$2 pack=$3 peak=$4
 tests=$build/tests
@@ -15,18 +16,26 @@ if [ -f "$archive" ]; then
     export LD_LIBRARY_PATH PATH
 fi
 
-# Where the system has no cuBLASLt or no header of it, those of Python's packages, which PyTorch brings.
-python_cuda() {
+# Folders of Python's packages that have a file: PyTorch brings CUDA's libraries and their headers.
+python_cuda() { # lib or include, file
     python3 -c 'import glob, sysconfig
 for kind in "purelib", "platlib":
-    for folder in glob.glob(sysconfig.get_path(kind) + "/nvidia/*/'"$1"'"): print(folder)' 2>/dev/null | sort -u | paste -sd : -
+    for folder in glob.glob(sysconfig.get_path(kind) + "/nvidia/*/'"$1"'"):
+        if glob.glob(folder + "/'"$2"'"): print(folder)' 2>/dev/null | sort -u | paste -sd : -
 }
-if ! ldconfig -p 2>/dev/null | grep -q libcublasLt && ! ls /usr/local/cuda/lib64/libcublasLt.so* >/dev/null 2>&1; then
-    libraries=$(python_cuda lib)
-    [ -z "$libraries" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries"
-fi
-headers=$(python_cuda include)
-[ -z "$headers" ] || export CMAKE_INCLUDE_PATH="${CMAKE_INCLUDE_PATH:+$CMAKE_INCLUDE_PATH:}$headers"
+# What the system lacks is taken from there.
+for library in libcublasLt libnccl; do
+    if ! ldconfig -p 2>/dev/null | grep -q "$library" && ! ls /usr/local/cuda/lib64/$library.so* >/dev/null 2>&1; then
+        folders=$(python_cuda lib "$library.so*")
+        [ -z "$folders" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders"
+    fi
+done
+for header in cublasLt.h nccl.h; do
+    if ! echo "#include <$header>" | cc -E -I/usr/local/cuda/include - >/dev/null 2>&1; then
+        folders=$(python_cuda include "$header")
+        [ -z "$folders" ] || export CMAKE_INCLUDE_PATH="${CMAKE_INCLUDE_PATH:+$CMAKE_INCLUDE_PATH:}$folders"
+    fi
+done
 
 unpack() {
     new=$pack.part
@@ -67,7 +76,7 @@ part_parity() {
     for program in "$tests"/device/device_*; do
         [ -x "$program" ] || { echo "no parity programs in $tests/device"; exit 1; }
         code=0
-        timeout 30 "$program" || code=$?
+        timeout --foreground 30 "$program" || code=$?
         echo "result: $(basename "$program"): exit code $code"
         [ "$code" = 0 ] || status=1
     done
@@ -100,9 +109,10 @@ results() { # prefix, command ...
 part_ranks() {
     command -v mpiexec >/dev/null || { echo "no mpiexec here"; exit 77; }
     tiny_data
+    export TRINE_SHARE_GPU=1
     status=0
     for ranks in 2 4; do
-        results "$ranks ranks: " timeout 30 mpiexec -n "$ranks" "$build/trine" verify configs/tiny-l.yaml data=1 "data=$ranks" \
+        results "$ranks ranks: " timeout --foreground 32 mpiexec -n "$ranks" "$build/trine" verify configs/tiny-l.yaml data=1 "data=$ranks" \
             "data=$((ranks / 2)),tensor=2" "data=$((ranks / 2)),pipeline=2" device.kind=cuda data.train="$build/data/tiny" || status=1
     done
     return $status
@@ -133,7 +143,7 @@ part_training() {
     status=0
     models >"$build/models"
     while read -r name layers hidden heads ffn vocab sequence sequences; do
-        if ! timeout 30 "$tests/train_bench" configs/bench-134m.yaml --steps 10 --warmup 3 --no-peak device.kind=cuda model.layers="$layers" \
+        if ! timeout --foreground 30 "$tests/train_bench" configs/bench-134m.yaml --steps 10 --warmup 3 --no-peak device.kind=cuda model.layers="$layers" \
             model.hidden="$hidden" model.heads="$heads" model.kv_heads="$heads" model.ffn="$ffn" model.vocab="$vocab" \
             train.seq_len="$sequence" train.micro_batch="$sequences" train.global_batch="$sequences" >"$build/train_bench.out" </dev/null; then
             cat "$build/train_bench.out"
@@ -153,7 +163,7 @@ part_pytorch() {
     status=0
     models >"$build/models"
     while read -r name layers hidden heads ffn vocab sequence sequences; do
-        if ! timeout 60 python3 tests/bench/pytorch_rival.py --device cuda --mode compile --dtype bf16-autocast --steps 10 --warmup 3 --layers "$layers" \
+        if ! timeout --foreground 60 python3 tests/bench/pytorch_rival.py --device cuda --mode compile --dtype bf16-autocast --steps 10 --warmup 3 --layers "$layers" \
             --hidden "$hidden" --heads "$heads" --ffn "$ffn" --vocab "$vocab" --seq "$sequence" --micro-batch "$sequences" \
             >"$build/pytorch.out" </dev/null; then
             cat "$build/pytorch.out"
