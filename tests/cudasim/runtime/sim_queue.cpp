@@ -11,7 +11,7 @@
 
 std::recursive_mutex sim_lock;
 
-enum { MOOD_CALLS = 24, MAX_WAIT_S = 120 };
+enum { MOOD_CALLS = 24, MAX_WAIT_S = 120, LEAST_PAUSE_US = 20, MOST_PAUSE_US = 200 };
 
 /* Ranks of a job draw differently, else what they do would stay in step. */
 static uint64_t first_seed()
@@ -108,31 +108,38 @@ sim_progress sim_run_shared()
     return s.moves != moves ? SIM_MOVED : waits ? SIM_WAITS : SIM_IDLE;
 }
 
+/* How long nothing has moved, in pauses that grow. */
+struct sim_patience {
+    long pause_us = LEAST_PAUSE_US;
+    double waited_s = 0.0;
+};
+
 /* What is needed waits for another process, which may wait for any shared work of this one. */
-static void wait_shared(double *waited)
+static void wait_shared(sim_patience *patience)
 {
     if (sim_run_shared() == SIM_MOVED) {
-        *waited = 0.0;
+        *patience = sim_patience();
         return;
     }
-    const struct timespec pause = {0, 200000};
+    const struct timespec pause = {0, patience->pause_us * 1000};
     nanosleep(&pause, NULL);
-    *waited += 200e-6;
-    if (*waited > MAX_WAIT_S)
+    patience->waited_s += 1e-6 * (double)patience->pause_us;
+    patience->pause_us = std::min(2 * patience->pause_us, (long)MOST_PAUSE_US);
+    if (patience->waited_s > MAX_WAIT_S)
         cudasim_fail("nothing moved for %d s: the other ranks do not do what this one waits for",
                      (int)MAX_WAIT_S);
 }
 
 void sim_run_until(CUstream_st *stream, const std::function<bool()> &done)
 {
-    double waited = 0.0;
+    sim_patience patience;
     bool odd = sim_draw(2) == 0;
     sim_memory_open();
     while (!done()) {
         if (odd && sim_draw(2) == 0)
             sim_advance(draw_stream());
         else if (!sim_advance(sim_needed(stream)))
-            wait_shared(&waited);
+            wait_shared(&patience);
     }
     sim_memory_close();
 }
