@@ -12,6 +12,10 @@
 #include "kernels/cuda/cuda_device.h"
 #include "parallel/nccl_comm.h"
 
+/* Blocks of threads that an operation of a channel may take. They occupy a multiprocessor each while they wait for the other rank, and all channels together must leave
+ * most of the GPU to what the other ranks wait for. */
+enum { CHANNEL_BLOCKS = 4 };
+
 typedef struct channel {
     tr_channel ends;
     tr_stream stream;
@@ -354,7 +358,7 @@ static tr_status collectives_open(tr_group *group)
                       .dst = probe + TR_NCCL_PROBE,
                       .counts = counts,
                       .item_bytes = 1};
-    tr_status status = tr_nccl_comm_open(&state->all, group, members, group->size, 0);
+    tr_status status = tr_nccl_comm_open(&state->all, group, members, group->size, 0, 0);
     if (status == TR_OK)
         status = post_gather(group, &op);
     if (status == TR_OK)
@@ -389,7 +393,7 @@ static tr_status channel_open(tr_group *group, const tr_channel *ends, int numbe
     made->stream = group->stream;
     if (state->num_channels > 1)
         TR_TRY(device->stream_add(device, &made->stream));
-    TR_TRY(tr_nccl_comm_open(&made->comm, group, members, 2, number));
+    TR_TRY(tr_nccl_comm_open(&made->comm, group, members, 2, number, CHANNEL_BLOCKS));
     bool sends = ends->from == group->rank;
     char *probe = group->world->nccl->probe;
     const tr_op op = {.kind = sends ? TR_OP_SEND : TR_OP_RECV,

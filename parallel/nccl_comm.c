@@ -219,13 +219,15 @@ static tr_status id_get(tr_nccl_comm *comm, const int *members, int num_members,
 }
 
 tr_status tr_nccl_comm_open(tr_nccl_comm *comm, tr_group *group, const int *members,
-                            int num_members, int number)
+                            int num_members, int number, int max_blocks)
 {
     ncclUniqueId id;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     tr_nccl_world *nccl = group->world->nccl;
     int rank = 0;
     config.blocking = 0;
+    if (max_blocks > 0)
+        config.maxCTAs = max_blocks;
     comm->group = group;
     while (members[rank] != group->rank)
         rank++;

@@ -29,9 +29,9 @@ static inline const tr_nccl *tr_nccl_of(const tr_group *group)
 }
 
 /* Collective over `members` (ranks of the group, this one among them), whose places there are the communicator's ranks. number: below 4096, another one for
- * each communicator of the group, the same on all. comm stays where it is until it is closed. */
+ * each communicator of the group, the same on all. max_blocks: blocks of threads that an operation may take of the GPU; 0: NCCL chooses. comm stays where it is until it is closed. */
 tr_status tr_nccl_comm_open(tr_nccl_comm *comm, tr_group *group, const int *members,
-                            int num_members, int number);
+                            int num_members, int number, int max_blocks);
 /* Collective over its ranks, unless `abort`: then what is under way ends where it is. One that is not open is fine. */
 void tr_nccl_comm_close(tr_nccl_comm *comm, bool abort);
 
