@@ -37,7 +37,10 @@ typedef enum tr_matmul_form {
 } tr_matmul_form;
 
 /* C = A op B (+ bias per column n) (+ C when accumulate, fp32 C only). A and B are `dtype`, C is `c_dtype` (fp32 or `dtype`), sums in
- * fp32. The piece grid cuts M and N only, never K. lda, ldb, ldc: elements between rows. bias: `dtype` [N] or NULL. */
+ * fp32. The piece grid cuts M and N only, never K. lda, ldb, ldc: elements between rows. bias: `dtype` [N] or NULL.
+ * gelu_input: `dtype` [M,N] with ldc elements between rows, or NULL: then C = gelu'(gelu_input) (A op B), the backward of gelu_forward behind the
+ * product; c_dtype is `dtype`, there is neither bias nor accumulate, and C is no part of it. The CPU rounds the product, then C, as gelu_backward after it would; a device
+ * that fuses the two rounds once, for a shape always or never. */
 typedef struct tr_matmul {
     tr_matmul_form form;
     int64_t M, N, K;
@@ -47,6 +50,7 @@ typedef struct tr_matmul {
     const void *B;
     int64_t ldb;
     const void *bias;
+    const void *gelu_input;
     void *C;
     int64_t ldc;
     bool accumulate;

@@ -169,6 +169,7 @@ typedef struct block_pass {
     tr_block_saved saved; /* with what recomputation leaves for the weight part in `pending` */
     const tr_block_pending *pending;
     tr_row_sums sums;
+    void *dup; /* [R,F] gradient of up */
     const void *x, *dy;
 } block_pass;
 
@@ -195,7 +196,8 @@ static tr_status product_gradient(const block_pass *pass, const char *site, tr_p
     return tr_model_gather(model, dy, full);
 }
 
-/* scratch.dact becomes the gradients of gate and up, in their places. */
+/* SwiGLU: scratch.dact becomes the gradients of gate and up, in their places. GELU: it is the gradient of up, and is put where the weight part finds it when the parts
+ * come apart. */
 static tr_status activation_gradient(const block_pass *pass)
 {
     tr_model *model = pass->model;
@@ -204,17 +206,19 @@ static tr_status activation_gradient(const block_pass *pass)
     int64_t n = model->R * model->F;
     if (saved->gate != NULL)
         return ops->swiglu_backward(model->device, model->dtype, n, saved->gate, saved->up,
-                                    model->scratch.dact, saved->gate, saved->up);
-    return ops->gelu_backward(model->device, model->dtype, n, saved->up, model->scratch.dact,
-                              saved->up);
+                                    model->scratch.dact, saved->gate, pass->dup);
+    if (pass->dup == model->scratch.dact)
+        return TR_OK;
+    return ops->convert(model->device, n, model->dtype, model->scratch.dact, model->dtype,
+                        pass->dup);
 }
 
-/* Weight gradients of the MLP's first products; their output gradients lie in gate and up. norm: [R,H]. */
+/* Weight gradients of the MLP's first products; the gradient of gate lies in its place. norm: [R,H]. */
 static tr_status mlp_weights(const block_pass *pass, const void *norm)
 {
     tr_model *model = pass->model;
     const tr_block_saved *saved = &pass->saved;
-    TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_UP_WEIGHT, saved->up, norm));
+    TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_UP_WEIGHT, pass->dup, norm));
     if (saved->gate == NULL)
         return TR_OK;
     return tr_linear_weight(model, pass->layer, TR_ROLE_GATE_WEIGHT, saved->gate, norm);
@@ -236,14 +240,15 @@ static tr_status mlp_backward(const block_pass *pass)
     TR_TRY(product_gradient(pass, "mlp output", TR_ROLE_DOWN_BIAS, pass->sums.down_bias, pass->dy,
                             &full));
     if (input)
-        TR_TRY(tr_linear_input(model, pass->layer, TR_ROLE_DOWN_WEIGHT, full, model->scratch.dact));
+        TR_TRY(tr_linear_input(model, pass->layer, TR_ROLE_DOWN_WEIGHT, full,
+                               saved->gate == NULL ? saved->up : NULL, model->scratch.dact));
     if (weight) {
         TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_DOWN_WEIGHT, full, saved->act));
         TR_TRY(tr_model_gather(model, saved->norm2, &full));
     }
     if (input) {
         TR_TRY(activation_gradient(pass));
-        const tr_linear_term terms[] = {{TR_ROLE_UP_WEIGHT, saved->up},
+        const tr_linear_term terms[] = {{TR_ROLE_UP_WEIGHT, pass->dup},
                                         {TR_ROLE_GATE_WEIGHT, saved->gate}};
         TR_TRY(tr_tensor_comm_partial(&model->tensor, &partial));
         TR_TRY(tr_linear_input_partial(model, pass->layer, terms, saved->gate != NULL ? 2 : 1,
@@ -289,8 +294,8 @@ static tr_status attention_backward(const block_pass *pass, void *dx)
     TR_TRY(product_gradient(pass, "attention output", TR_ROLE_O_BIAS, pass->sums.o_bias,
                             pending->dmiddle, &full));
     if (input)
-        TR_TRY(
-            tr_linear_input(model, pass->layer, TR_ROLE_O_WEIGHT, full, model->scratch.dattention));
+        TR_TRY(tr_linear_input(model, pass->layer, TR_ROLE_O_WEIGHT, full, NULL,
+                               model->scratch.dattention));
     if (weight) {
         TR_TRY(tr_linear_weight(model, pass->layer, TR_ROLE_O_WEIGHT, full, saved->attention));
         TR_TRY(tr_model_gather(model, saved->norm1, &full));
@@ -359,6 +364,8 @@ tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *mic
     pass.saved.gate = either(pending->gate, saved->gate);
     pass.saved.up = either(pending->up, saved->up);
     pass.saved.act = either(pending->act, saved->act);
+    bool dup_apart = pass.saved.gate != NULL || model->parts != TR_BACKWARD_BOTH;
+    pass.dup = dup_apart ? pass.saved.up : model->scratch.dact;
     if (has_part(model, TR_BACKWARD_INPUT) && model->cfg->memory.recompute == TR_RECOMPUTE_FULL) {
         TR_TRY(attention_part(model, layer, microbatch, &pass.saved, x));
         TR_TRY(mlp_hidden(model, layer, &pass.saved));

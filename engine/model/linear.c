@@ -192,7 +192,8 @@ tr_status tr_linear_input_partial(tr_model *model, int layer, const tr_linear_te
 
 /* ---- gradients ---- */
 
-tr_status tr_linear_input(tr_model *model, int layer, tr_param_role role, const void *dy, void *dx)
+tr_status tr_linear_input(tr_model *model, int layer, tr_param_role role, const void *dy,
+                          const void *gelu_input, void *dx)
 {
     linear l = linear_of(model, layer, role);
     int64_t cols = l.in / l.num_parts, rows = tr_tensor_comm_half_rows(&model->tensor);
@@ -200,6 +201,7 @@ tr_status tr_linear_input(tr_model *model, int layer, tr_param_role role, const 
     for (int h = 0; h < model->tensor.num_halves; h++) {
         TR_TRY(tr_tensor_comm_gather_wait(&model->tensor, dy, h));
         for (int p = 0; p < l.num_parts; p++) {
+            int64_t begin = h * rows * l.in + p * cols; /* of this part of dx */
             tr_matmul args = {.form = TR_MATMUL_NN,
                               .M = rows,
                               .N = cols,
@@ -209,7 +211,8 @@ tr_status tr_linear_input(tr_model *model, int layer, tr_param_role role, const 
                               .lda = l.out,
                               .B = at(model, l.weight.weight, p * cols),
                               .ldb = l.in,
-                              .C = at_mut(model, dx, h * rows * l.in + p * cols),
+                              .gelu_input = at(model, gelu_input, begin),
+                              .C = at_mut(model, dx, begin),
                               .ldc = l.in};
             TR_TRY(multiply(model, &args));
         }

@@ -19,8 +19,9 @@ tr_status tr_linear_forward(tr_model *model, int layer, tr_param_role role, cons
 tr_status tr_linear_forward_partial(tr_model *model, int layer, tr_param_role role, const void *x,
                                     float *partial);
 
-/* Row-parallel: dx [R,in] = dy [R,H] W. */
-tr_status tr_linear_input(tr_model *model, int layer, tr_param_role role, const void *dy, void *dx);
+/* Row-parallel: dx [R,in] = dy [R,H] W, times gelu'(gelu_input [R,in]) unless that is NULL. */
+tr_status tr_linear_input(tr_model *model, int layer, tr_param_role role, const void *dy,
+                          const void *gelu_input, void *dx);
 /* Column-parallel products of one input: partial [R,H] = this rank's part of the sum of dy W over `terms`, added in order; posts its sum over tensor ranks. */
 typedef struct tr_linear_term {
     tr_param_role role;

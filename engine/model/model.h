@@ -37,7 +37,7 @@ typedef struct tr_block_saved {
     float *lse;                           /* [B,A,T] */
     void *middle;                         /* [S,H] the stream between attention and MLP */
     void *gate,
-        *up; /* [R,F]; GELU uses up only; their gradients in place after the input part of backward */
+        *up; /* [R,F]; GELU uses up only; their gradients in place after the input part of backward when the parts come apart */
     void *act; /* [R,F] */
 } tr_block_saved;
 
@@ -79,7 +79,7 @@ enum { TR_MODEL_SLICES = 64, TR_MODEL_SLOTS = 6 };
 typedef struct tr_model_scratch {
     void *full;               /* [R,H] gathered rows (sequence parallel only) */
     void *dropped;            /* [S,H] gradient after dropout (dropout only) */
-    void *dact;               /* [R,F] */
+    void *dact;               /* [R,F] gradient of act, with GELU of up */
     void *dattention;         /* [R,A*D] */
     tr_block_pending pending; /* of a backward whose parts are one call */
     tr_block_saved recompute; /* the pieces that recompute modes do not store */

@@ -131,6 +131,23 @@ static void check_args(const tr_matmul *args)
     TR_ASSERT(args->lda >= (a_by_k ? args->K : args->M));
     TR_ASSERT(args->ldb >= (b_by_k ? args->K : args->N));
     TR_ASSERT(args->ldc >= args->N);
+    TR_ASSERT(args->gelu_input == NULL ||
+              (args->c_dtype == args->dtype && args->bias == NULL && !args->accumulate));
+}
+
+/* C becomes gelu'(gelu_input) C: all of it at once, or the rows of a range of columns one after the other. */
+static tr_status gelu_apply(tr_device *device, const tr_matmul *args)
+{
+    const tr_ops *ops = &tr_cpu_device_of(device)->ops;
+    bool dense = args->ldc == args->N;
+    int64_t num_ranges = dense ? 1 : args->M, n = dense ? args->M * args->N : args->N;
+    size_t stride = (size_t)args->ldc * tr_dtype_size(args->dtype);
+    for (int64_t i = 0; i < num_ranges; i++) {
+        const void *x = (const char *)args->gelu_input + (size_t)i * stride;
+        void *c = (char *)args->C + (size_t)i * stride;
+        TR_TRY(ops->gelu_backward(device, args->dtype, n, x, c, c));
+    }
+    return TR_OK;
 }
 
 tr_status tr_cpu_matmul(tr_device *base, const tr_matmul *args)
@@ -151,7 +168,7 @@ tr_status tr_cpu_matmul(tr_device *base, const tr_matmul *args)
         return tr_fail((tr_status)job.status,
                        "oneDNN failed in a matrix product of %lld x %lld x %lld",
                        (long long)args->M, (long long)args->N, (long long)args->K);
-    return TR_OK;
+    return args->gelu_input == NULL ? TR_OK : gelu_apply(base, args);
 }
 
 size_t tr_cpu_matmul_workspace(const tr_workspace_need *need, int num_threads)

@@ -146,6 +146,16 @@ __global__ static void __launch_bounds__(BLOCK)
         apply_element<Op>(operands, tail);
 }
 
+/* A block takes BLOCK neighbouring columns of a row of `columns`, `ld` elements after the row before. */
+template <typename Op, typename T>
+__global__ static void __launch_bounds__(BLOCK)
+    rows_kernel(int64_t columns, int64_t ld, activation_operands<T> operands)
+{
+    int64_t column = (int64_t)blockIdx.y * BLOCK + threadIdx.x;
+    if (column < columns)
+        apply_element<Op>(operands, (int64_t)blockIdx.x * ld + column);
+}
+
 template <typename Op, typename T>
 static tr_status launch(cudaStream_t stream, int64_t n, const void *const *in, void *const *out)
 {
@@ -192,4 +202,24 @@ tr_status tr_cuda_gelu_backward(cudaStream_t stream, tr_dtype dtype, int64_t n, 
 {
     const void *in[] = {x, dout};
     TR_DISPATCH(dtype, T, return (launch<gelu_backward, T>(stream, n, in, &dx)));
+}
+
+template <typename T>
+static tr_status launch_gelu_rows(cudaStream_t stream, int64_t M, int64_t N, int64_t ld,
+                                  const void *x, const void *dout, void *dx)
+{
+    activation_operands<T> operands = {};
+    operands.in[0] = static_cast<const T *>(x);
+    operands.in[1] = static_cast<const T *>(dout);
+    operands.out[0] = static_cast<T *>(dx);
+    dim3 grid((unsigned int)M, (unsigned int)tr_blocks(N, BLOCK));
+    return TR_LAUNCH((rows_kernel<gelu_backward, T>), grid, BLOCK, 0, stream, N, ld, operands);
+}
+
+tr_status tr_cuda_gelu_backward_rows(cudaStream_t stream, tr_dtype dtype, int64_t M, int64_t N,
+                                     int64_t ld, const void *x, const void *dout, void *dx)
+{
+    if (ld == N)
+        return tr_cuda_gelu_backward(stream, dtype, M * N, x, dout, dx);
+    TR_DISPATCH(dtype, T, return (launch_gelu_rows<T>(stream, M, N, ld, x, dout, dx)));
 }

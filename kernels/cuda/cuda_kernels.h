@@ -65,6 +65,9 @@ tr_status tr_cuda_gelu_forward(cudaStream_t stream, tr_dtype dtype, int64_t n, c
                                void *out);
 tr_status tr_cuda_gelu_backward(cudaStream_t stream, tr_dtype dtype, int64_t n, const void *x,
                                 const void *dout, void *dx);
+/* The same on [M,N] with `ld` elements between rows of all three: what tr_matmul.gelu_input asks for where the library cannot. */
+tr_status tr_cuda_gelu_backward_rows(cudaStream_t stream, tr_dtype dtype, int64_t M, int64_t N,
+                                     int64_t ld, const void *x, const void *dout, void *dx);
 
 tr_status tr_cuda_xent_max(cudaStream_t stream, tr_dtype dtype, int64_t R, int64_t V,
                            int64_t stride, const void *logits, float *max);

@@ -8,19 +8,25 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
+#include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/cuda_library.h"
 
 enum { MOST_ALIGNMENT = 16, FIRST_SLOTS = 64 };
 
+/* Rows of the matrix that the library's GELU epilogue reads are a multiple of so many elements. */
+enum { GELU_ROW = 8 };
+
 /* What a choice depends on, and the strides that its layouts describe. No padding: compared as bytes. */
 typedef struct product_key {
     int64_t M, N, K, lda, ldb, ldc;
-    int32_t form, dtype, c_dtype, parts;
-    int32_t align_a, align_b, align_c, align_bias; /* bytes; 0: no bias in the epilogue */
+    int32_t form, dtype, c_dtype, parts, epilogue;
+    int32_t align_a, align_b, align_c, align_bias, align_gelu; /* bytes; 0: not in the epilogue */
 } product_key;
 
 typedef struct product_plan {
     product_key key; /* M = 0: the slot is free */
+    cublasLtEpilogue_t
+        epilogue; /* the key's, or the default where the library has no algorithm with it */
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -61,10 +67,16 @@ static cudaDataType type_of(tr_dtype dtype)
     return dtype == TR_BF16 ? CUDA_R_16BF : dtype == TR_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* The library's epilogue takes a bias of the result's type only. */
-static bool bias_in_epilogue(const tr_matmul *args)
+/* What the library can do with the sums, by its rules for the operands: it takes a bias of the result's type only. A part's width tells of every part of the
+ * tensor whether its rows are long enough. */
+static cublasLtEpilogue_t epilogue_of(const tr_matmul *args)
 {
-    return args->bias != NULL && args->c_dtype == args->dtype;
+    int64_t row = args->parts ? args->N : args->ldc;
+    if (args->bias != NULL && args->c_dtype == args->dtype)
+        return CUBLASLT_EPILOGUE_BIAS;
+    if (args->gelu_input != NULL && row % GELU_ROW == 0)
+        return CUBLASLT_EPILOGUE_DGELU;
+    return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 /* ---- keys ---- */
@@ -114,12 +126,15 @@ static product_key key_of(const tr_matmul *args)
                        .form = (int32_t)args->form,
                        .dtype = (int32_t)args->dtype,
                        .c_dtype = (int32_t)args->c_dtype,
-                       .parts = args->parts};
+                       .parts = args->parts,
+                       .epilogue = (int32_t)epilogue_of(args)};
     key.align_a = operand_alignment(args, args->A, args->lda, width_a(args), args->dtype);
     key.align_b = operand_alignment(args, args->B, args->ldb, width_b(args), args->dtype);
     key.align_c = operand_alignment(args, args->C, args->ldc, args->N, args->c_dtype);
-    if (bias_in_epilogue(args))
+    if (key.epilogue == CUBLASLT_EPILOGUE_BIAS)
         key.align_bias = operand_alignment(args, args->bias, args->N, args->N, args->dtype);
+    if (key.epilogue == CUBLASLT_EPILOGUE_DGELU)
+        key.align_gelu = operand_alignment(args, args->gelu_input, args->ldc, args->N, args->dtype);
     return key;
 }
 
@@ -146,8 +161,29 @@ static void grow(tr_cuda_products *products)
 
 /* ---- choosing ---- */
 
+/* The epilogue's attributes, with addresses of the alignment that is promised and `gelu_ld` elements between rows of gelu_input. */
+static tr_status epilogue_set(const tr_cuda_products *products, const tr_matmul *args,
+                              const product_key *key, const product_plan *plan, int64_t gelu_ld)
+{
+    const uint32_t epilogue = plan->epilogue;
+    const void *bias = (const void *)(uintptr_t)key->align_bias;
+    const void *gelu_input = (const void *)(uintptr_t)key->align_gelu;
+    LT_TRY(products, args, MatmulDescSetAttribute, plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
+           &epilogue, sizeof epilogue);
+    if (epilogue == CUBLASLT_EPILOGUE_BIAS)
+        LT_TRY(products, args, MatmulDescSetAttribute, plan->operation,
+               CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (epilogue != CUBLASLT_EPILOGUE_DGELU)
+        return TR_OK;
+    LT_TRY(products, args, MatmulDescSetAttribute, plan->operation,
+           CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gelu_input, sizeof gelu_input);
+    LT_TRY(products, args, MatmulDescSetAttribute, plan->operation,
+           CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &gelu_ld, sizeof gelu_ld);
+    return TR_OK;
+}
+
 static tr_status operation_create(const tr_cuda_products *products, const tr_matmul *args,
-                                  const product_key *key, product_plan *plan)
+                                  product_plan *plan)
 {
     bool tf32 = products->tf32 && args->dtype == TR_F32;
     LT_TRY(products, args, MatmulDescCreate, &plan->operation,
@@ -158,15 +194,6 @@ static tr_status operation_create(const tr_cuda_products *products, const tr_mat
            &transpose_b, sizeof transpose_b);
     LT_TRY(products, args, MatmulDescSetAttribute, plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
            &transpose_a, sizeof transpose_a);
-    if (key->align_bias == 0)
-        return TR_OK;
-    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const void *sample =
-        (const void *)(uintptr_t)key->align_bias; /* an address of this alignment */
-    LT_TRY(products, args, MatmulDescSetAttribute, plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-           &epilogue, sizeof epilogue);
-    LT_TRY(products, args, MatmulDescSetAttribute, plan->operation,
-           CUBLASLT_MATMUL_DESC_BIAS_POINTER, &sample, sizeof sample);
     return TR_OK;
 }
 
@@ -199,9 +226,10 @@ static tr_status preference_set(const tr_cuda_products *products, const tr_matmu
     const uint64_t workspace = TR_CUDA_MATMUL_WORKSPACE;
     const uint32_t schemes =
         CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int32_t align_d = key->align_c;
-    if (key->align_bias > 0 && key->align_bias < align_d)
-        align_d = key->align_bias; /* kernels read the bias as they write the result */
+    /* Kernels read what the epilogue takes as they write the result. */
+    int32_t align_d = key->align_c, align_vector = key->align_bias + key->align_gelu;
+    if (align_vector > 0 && align_vector < align_d)
+        align_d = align_vector;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         uint32_t alignment;
@@ -219,23 +247,29 @@ static tr_status preference_set(const tr_cuda_products *products, const tr_matmu
     return TR_OK;
 }
 
+/* *found: whether the library has an algorithm. */
 static tr_status ask_heuristic(const tr_cuda_products *products, const tr_matmul *args,
                                product_plan *plan, cublasLtMatmulPreference_t preference,
-                               cublasLtMatrixLayout_t layouts[3])
+                               cublasLtMatrixLayout_t layouts[3], bool *found)
 {
     cublasLtMatmulHeuristicResult_t result;
     int num_results = 0;
-    LT_TRY(products, args, MatmulAlgoGetHeuristic, products->handle, plan->operation, layouts[1],
-           layouts[0], layouts[2], layouts[2], preference, 1, &result, &num_results);
-    TR_TRY(lt_check(products, num_results == 1 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED,
-                    "the search for an algorithm", args));
-    plan->algo = result.algo;
-    return TR_OK;
+    cublasStatus_t status = products->lt->MatmulAlgoGetHeuristic(
+        products->handle, plan->operation, layouts[1], layouts[0], layouts[2], layouts[2],
+        preference, 1, &result, &num_results);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = num_results == 1 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    *found = status == CUBLAS_STATUS_SUCCESS;
+    if (*found)
+        plan->algo = result.algo;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED && plan->epilogue == CUBLASLT_EPILOGUE_DGELU)
+        return TR_OK;
+    return lt_check(products, status, "the search for an algorithm", args);
 }
 
 /* The choice for dense operands as wide as the parts, or for those that are given. */
 static tr_status choose(const tr_cuda_products *products, const tr_matmul *args,
-                        const product_key *key, product_plan *plan)
+                        const product_key *key, product_plan *plan, bool *found)
 {
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatrixLayout_t layouts[3] = {0};
@@ -248,7 +282,9 @@ static tr_status choose(const tr_cuda_products *products, const tr_matmul *args,
                 done);
     TR_TRY_GOTO(status, preference_set(products, args, key, preference), done);
     TR_TRY_GOTO(status, layouts_create(products, args, args->parts ? dense : given, layouts), done);
-    status = ask_heuristic(products, args, plan, preference, layouts);
+    TR_TRY_GOTO(status, epilogue_set(products, args, key, plan, args->parts ? dense[2] : given[2]),
+                done);
+    status = ask_heuristic(products, args, plan, preference, layouts, found);
 done:
     layouts_destroy(products, layouts);
     if (preference != NULL)
@@ -270,9 +306,17 @@ static tr_status plan_init(const tr_cuda_products *products, const tr_matmul *ar
 {
     const int64_t strides[3] = {args->lda, args->ldb, args->ldc};
     cublasLtMatrixLayout_t layouts[3] = {0};
-    tr_status status = operation_create(products, args, key, plan);
+    bool found = false;
+    plan->epilogue = (cublasLtEpilogue_t)key->epilogue;
+    tr_status status = operation_create(products, args, plan);
     if (status == TR_OK)
-        status = choose(products, args, key, plan);
+        status = choose(products, args, key, plan, &found);
+    if (status == TR_OK && !found) {
+        plan->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        status = choose(products, args, key, plan, &found);
+    }
+    if (status == TR_OK)
+        status = epilogue_set(products, args, key, plan, args->ldc);
     if (status == TR_OK)
         status = layouts_create(products, args, strides, layouts);
     plan->a = layouts[0];
@@ -336,15 +380,24 @@ tr_status tr_cuda_products_multiply(tr_cuda_products *products, cudaStream_t str
 {
     product_plan *plan;
     TR_TRY(plan_find(products, args, &plan));
-    if (bias_in_epilogue(args))
+    bool bias = plan->epilogue == CUBLASLT_EPILOGUE_BIAS;
+    bool gelu = plan->epilogue == CUBLASLT_EPILOGUE_DGELU;
+    if (bias)
         LT_TRY(products, args, MatmulDescSetAttribute, plan->operation,
                CUBLASLT_MATMUL_DESC_BIAS_POINTER, &args->bias, sizeof args->bias);
+    if (gelu)
+        LT_TRY(products, args, MatmulDescSetAttribute, plan->operation,
+               CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &args->gelu_input,
+               sizeof args->gelu_input);
     const float one = 1.0f, beta = args->accumulate ? 1.0f : 0.0f;
     LT_TRY(products, args, Matmul, products->handle, plan->operation, &one, args->B, plan->b,
            args->A, plan->a, &beta, args->C, plan->c, args->C, plan->c, &plan->algo, workspace,
            TR_CUDA_MATMUL_WORKSPACE, stream);
-    if (args->bias != NULL && !bias_in_epilogue(args))
+    if (args->bias != NULL && !bias)
         TR_TRY(tr_cuda_bias_add(stream, args->dtype, args->M, args->N, args->bias, args->C,
                                 args->ldc));
+    if (args->gelu_input != NULL && !gelu)
+        TR_TRY(tr_cuda_gelu_backward_rows(stream, args->dtype, args->M, args->N, args->ldc,
+                                          args->gelu_input, args->C, args->C));
     return TR_OK;
 }

@@ -17,6 +17,8 @@ static void *workspace_of(tr_device *device)
 static tr_status matmul(tr_device *base, const tr_matmul *args)
 {
     tr_cuda_device *device = tr_cuda_device_of(base);
+    TR_ASSERT(args->gelu_input == NULL ||
+              (args->c_dtype == args->dtype && args->bias == NULL && !args->accumulate));
     if (args->M == 0 || args->N == 0)
         return TR_OK;
     TR_ASSERT(device->workspace_bytes >= TR_CUDA_MATMUL_WORKSPACE);

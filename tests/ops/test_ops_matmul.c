@@ -1,4 +1,4 @@
-/* Matrix products against double: forms, dtypes, odd sizes, row strides, bias, accumulation; bits on 1, 2 and 3 threads at shapes
+/* Matrix products against double: forms, dtypes, odd sizes, row strides, bias, accumulation, GELU's backward behind them; bits on 1, 2 and 3 threads at shapes
  * where a product split over K would show (DESIGN section 1). */
 #include "tests/ops/op_test_util.h"
 
@@ -19,6 +19,7 @@ typedef struct operands {
     const shape *s;
     int64_t lda, ldb, ldc;
     op_tensor a, b, bias, c, before;
+    op_tensor gelu_input; /* data NULL: without it */
     bool with_bias, accumulate;
 } operands;
 
@@ -56,6 +57,7 @@ static void multiply(op_env *env, const operands *o, tr_dtype dtype, bool parts)
                             .B = o->b.data,
                             .ldb = o->ldb,
                             .bias = o->with_bias ? o->bias.data : NULL,
+                            .gelu_input = o->gelu_input.data,
                             .C = o->c.data,
                             .ldc = o->ldc,
                             .accumulate = o->accumulate,
@@ -237,10 +239,46 @@ static void test_parts(void **state)
     }
 }
 
+/* GELU's backward behind a product has the bits of the two operations one after the other. */
+static void gelu_case(op_env *env, void *context)
+{
+    const shape *s = context;
+    for (int d = 0; d < OP_NUM_DTYPES; d++) {
+        int mark = env->num_memory;
+        tr_dtype dtype = op_dtypes[d];
+        operands o = make_operands(env, s, dtype, dtype, false, false);
+        multiply(env, &o, dtype, s->padding != 0);
+        op_tensor product = op_tensor_copy(env, &o.c), expected = op_tensor_copy(env, &o.c);
+        o.gelu_input = op_tensor_random(env, dtype, o.c.n, 5, 0.2, 3.0);
+        multiply(env, &o, dtype, s->padding != 0);
+        for (int64_t m = 0; m < s->M; m++) {
+            size_t row = (size_t)(m * o.ldc) * tr_dtype_size(dtype);
+            const tr_ops *ops = env->device->ops;
+            ops->gelu_backward(env->device, dtype, s->N, (char *)o.gelu_input.data + row,
+                               (char *)product.data + row, (char *)expected.data + row);
+        }
+        op_expect_same_bits("gelu behind the product", &o.c, &expected);
+        op_release(env, mark);
+    }
+}
+
+static void test_gelu(void **state)
+{
+    static const shape shapes[] = {{TR_MATMUL_NN, 37, 70, 50, 0},
+                                   {TR_MATMUL_NN, 5, 31, 64, 33},
+                                   {TR_MATMUL_NN, 300, 200, 16, 0},
+                                   {TR_MATMUL_NT, 6, 64, 7, 64}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        shape s = shapes[i];
+        op_run_case(gelu_case, &s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_small), cmocka_unit_test(test_large),
                                        cmocka_unit_test(test_one_rounding),
-                                       cmocka_unit_test(test_parts)};
+                                       cmocka_unit_test(test_parts), cmocka_unit_test(test_gelu)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

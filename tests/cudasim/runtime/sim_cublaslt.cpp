@@ -2,7 +2,8 @@
  *
  * As in the library, the heuristic's choice depends on sizes, strides, types and the alignment that it is promised, and so do the bits: for some
  * shapes the sum is split over k, with partial sums in the workspace. A product is refused, or ends the process where a real one
- * would read or write at wrong addresses, when it does not keep what its algorithm was chosen for: types, sizes, alignment, workspace. */
+ * would read or write at wrong addresses, when it does not keep what its algorithm was chosen for: types, sizes, alignment, workspace. Epilogues keep the
+ * rules of the documentation; where that does not name the status of a refusal, it is INVALID_VALUE. */
 #include <algorithm>
 #include <utility>
 
@@ -27,6 +28,9 @@ struct cudasim_matmul_desc {
     int32_t transpose_a, transpose_b;
     uint32_t epilogue;
     const void *bias;
+    const void *
+        aux; /* of DGELU: the input of GELU, of D's type and shape, aux_ld elements between columns */
+    int64_t aux_ld;
 };
 
 struct cudasim_matrix_layout {
@@ -43,8 +47,8 @@ struct cudasim_matmul_preference {
 struct sim_algo {
     uint64_t problem; /* hash of sizes, types, transposes and epilogue */
     uint64_t workspace;
-    uint32_t splits, align_a, align_b, align_c, align_d, align_bias;
-    uint64_t reserved[2];
+    uint32_t splits, align_a, align_b, align_c, align_d, align_bias, align_aux, unused;
+    uint64_t reserved;
 };
 static_assert(sizeof(sim_algo) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm is plain bytes");
 
@@ -88,8 +92,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComput
 {
     if (scale != CUDA_R_32F)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    *desc =
-        new cudasim_matmul_desc{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    *desc = new cudasim_matmul_desc{
+        compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -120,6 +124,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return set(&desc->epilogue, sizeof desc->epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
         return set(&desc->bias, sizeof desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        return set(&desc->aux, sizeof desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        return set(&desc->aux_ld, sizeof desc->aux_ld, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -202,6 +210,23 @@ static int64_t depth_of(const sim_problem *p)
     return p->desc->transpose_a == CUBLAS_OP_T ? p->A->rows : p->A->cols;
 }
 
+/* The rows of the matrix that DGELU reads are a multiple of 8 elements, and products of depth 1 have no such epilogue. */
+static cublasStatus_t check_epilogue(const sim_problem *p)
+{
+    switch (p->desc->epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+        return CUBLAS_STATUS_SUCCESS;
+    case CUBLASLT_EPILOGUE_BIAS:
+        return p->desc->bias != NULL ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_EPILOGUE_DGELU:
+        if (p->desc->aux == NULL || p->desc->aux_ld < p->D->rows || p->desc->aux_ld % 8 != 0)
+            return CUBLAS_STATUS_INVALID_VALUE;
+        return depth_of(p) > 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    default:
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
 /* The library's table of types for COMPUTE_32F, as far as we use it; TF32 is for fp32 operands. */
 static cublasStatus_t check_problem(const sim_problem *p)
 {
@@ -215,9 +240,7 @@ static cublasStatus_t check_problem(const sim_problem *p)
     bool types = p->A->type == p->B->type && (p->D->type == CUDA_R_32F || p->D->type == p->A->type);
     bool compute = p->desc->compute == CUBLAS_COMPUTE_32F ||
                    (p->desc->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p->A->type == CUDA_R_32F);
-    bool epilogue = p->desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
-                    p->desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
-    return types && compute && epilogue ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    return types && compute ? check_epilogue(p) : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /* Without strides: an algorithm serves any of them that are as aligned. */
@@ -257,9 +280,12 @@ static sim_algo choose(const sim_problem *p, const cudasim_matmul_preference *pr
     algo.align_bias = p->desc->epilogue == CUBLASLT_EPILOGUE_BIAS
                           ? address_alignment(p->desc->bias, algo.align_d)
                           : 1;
+    algo.align_aux = p->desc->epilogue == CUBLASLT_EPILOGUE_DGELU
+                         ? address_alignment(p->desc->aux, algo.align_d)
+                         : 1;
     const uint64_t chance[] = {algo.problem,       (uint64_t)p->A->ld, (uint64_t)p->B->ld,
                                (uint64_t)p->D->ld, algo.align_a,       algo.align_b,
-                               algo.align_c,       algo.align_d};
+                               algo.align_c,       algo.align_d,       algo.align_aux};
     uint64_t splits = 1 + tr_hash64(chance, sizeof chance, 1) % 3;
     uint64_t partial = splits * (uint64_t)(p->D->rows * p->D->cols) * sizeof(float);
     bool split = splits > 1 && depth_of(p) >= SPLIT_K && partial <= preference->workspace &&
@@ -331,6 +357,9 @@ static sim_product product_of(const sim_problem *p, const sim_algo *algo)
     product.ldd = p->D->ld;
     if (p->desc->epilogue == CUBLASLT_EPILOGUE_BIAS)
         product.bias = p->desc->bias;
+    if (p->desc->epilogue == CUBLASLT_EPILOGUE_DGELU)
+        product.gelu_input = p->desc->aux;
+    product.ld_gelu = p->desc->aux_ld;
     return product;
 }
 
@@ -391,14 +420,20 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (product.beta != 0.0f)
         check_operand("cublasLtMatmul's C", C, C_layout, algo.align_c);
     check_bias(&product, algo.align_bias);
+    const cudasim_matrix_layout aux_layout = {D_layout->type, D_layout->rows, D_layout->cols,
+                                              desc->aux_ld};
+    if (product.gelu_input != NULL)
+        check_operand("cublasLtMatmul's auxiliary matrix", product.gelu_input, &aux_layout,
+                      algo.align_aux);
     const sim_range ranges[] = {range_of(A, A_layout),
                                 range_of(B, B_layout),
                                 range_of(C, C_layout),
                                 range_of(D, D_layout),
                                 {workspace, workspace_bytes},
-                                {product.bias, (size_t)(product.m * size_of(product.d_type))}};
+                                {product.bias, (size_t)(product.m * size_of(product.d_type))},
+                                range_of(product.gelu_input, &aux_layout)};
     uint64_t scratch = algo.workspace;
-    cudaError_t error = sim_enqueue(stream, "cublasLtMatmul", ranges, 6, [=] {
+    cudaError_t error = sim_enqueue(stream, "cublasLtMatmul", ranges, 7, [=] {
         sim_product_run(&product);
         if (scratch > 0) /* where the partial sums were */
             memset(workspace, 0xff, scratch);

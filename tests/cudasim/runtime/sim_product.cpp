@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <math.h>
 #include <string.h>
 
 #include "memory/dtype.h"
@@ -43,6 +44,14 @@ static std::vector<float> widen(const void *base, cudaDataType type, bool by_k, 
     return dst;
 }
 
+/* d/dx of 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3) */
+static float gelu_slope(float x)
+{
+    const double scale = 0.79788456080286535588, cubic = 0.044715;
+    double t = tanh(scale * x * (1.0 + cubic * x * x));
+    return (float)(0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3.0 * cubic * x * x));
+}
+
 static void store(const sim_product *p, int64_t row, int64_t column, float sum)
 {
     float value = p->alpha * sum;
@@ -50,6 +59,8 @@ static void store(const sim_product *p, int64_t row, int64_t column, float sum)
         value += element(p->bias, p->d_type, row);
     if (p->beta != 0.0f) /* else C may hold anything */
         value += p->beta * element(p->C, p->d_type, column * p->ldc + row);
+    if (p->gelu_input != NULL)
+        value *= gelu_slope(element(p->gelu_input, p->d_type, column * p->ld_gelu + row));
     int64_t at = column * p->ldd + row;
     if (p->d_type == CUDA_R_16BF)
         ((uint16_t *)p->D)[at] = tr_bf16_from_f32(value);
