@@ -41,6 +41,16 @@ static tr_status transports_check(const tr_config *cfg, bool on_gpus)
     return transport_check(cfg, on_gpus, "parallel.across", cfg->parallel.across);
 }
 
+static tr_status tf32_refuse(const tr_config *cfg)
+{
+    if (!cfg->train.tf32)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS,
+                   "train.tf32 = true: only GPUs have TF32, and device.kind=%s computes on the CPU "
+                   "here; leave train.tf32 out, or use device.kind=cuda",
+                   cfg->device.kind == TR_DEVICE_CHOICE_AUTO ? "auto" : "cpu");
+}
+
 static tr_status cuda_create(tr_run *run)
 {
     const tr_cuda_options options = {.local_rank = tr_world_local_rank(run->world),
@@ -105,6 +115,7 @@ tr_status tr_run_device_create(tr_run *run)
         TR_TRY(cuda_create(run));
         return gpu_peak(run);
     }
+    TR_TRY(tf32_refuse(&run->cfg));
     run->peak_flops =
         tr_peak_flops(run->cfg.train.precision) * (double)tr_world_num_nodes(run->world);
     int threads = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world));
@@ -131,6 +142,7 @@ tr_status tr_plan_device_create(tr_device **device, const tr_config *cfg)
     TR_TRY(transports_check(cfg, cuda));
     if (cuda)
         return tr_cuda_device_create_counting(device);
+    TR_TRY(tf32_refuse(cfg));
     return tr_cpu_device_create(device,
                                 tr_peak_threads(cfg->device.threads, (int)cfg->derived.num_ranks));
 }

@@ -116,7 +116,7 @@ typedef struct tr_config {
         int64_t reduction_leaves;
         int64_t
             tensor_slices; /* of what tensor ranks share; 0 = off. What is run: derived.tensor_slices */
-        bool tf32;         /* always false in this version */
+        bool tf32;         /* only with precision TR_F32, on a CUDA device */
     } train;
     struct {
         int64_t data; /* 0 until resolved = num_ranks / (tensor * pipeline) */

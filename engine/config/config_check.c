@@ -1,5 +1,5 @@
 /* What the mathematics must satisfy by itself, whatever the layout: presets, sizes of the model,
- * the learning rate and the loss scale. */
+ * the learning rate, the loss scale and the precision. */
 #include "engine/config/settings_int.h"
 
 #include <inttypes.h>
@@ -109,8 +109,27 @@ tr_status tr_config_check_bytes(const tr_config *cfg)
     return TR_OK;
 }
 
+static const char *precision_name(const tr_config *cfg)
+{
+    return cfg->train.precision == TR_F32    ? "fp32"
+           : cfg->train.precision == TR_BF16 ? "bf16"
+                                             : "fp16";
+}
+
+/* Which device a run computes on is found out later (engine/device_choice.c). */
+static tr_status check_tf32(const tr_config *cfg)
+{
+    if (!cfg->train.tf32 || cfg->train.precision == TR_F32)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS,
+                   "%s = true: TF32 is for products of fp32, and train.precision is %s; leave "
+                   "train.tf32 out, or use train.precision = fp32",
+                   tr_setting_cite(cfg, "train.tf32"), precision_name(cfg));
+}
+
 tr_status tr_config_check_train(const tr_config *cfg)
 {
+    TR_TRY(check_tf32(cfg));
     int64_t sequences, tokens;
     if (__builtin_mul_overflow(cfg->train.steps, cfg->train.global_batch, &sequences) ||
         __builtin_mul_overflow(sequences, cfg->train.seq_len, &tokens))
@@ -136,7 +155,7 @@ tr_status tr_config_check_train(const tr_config *cfg)
                        "%s = %g: only train.precision = fp16 scales the loss, and it is %s; leave "
                        "train.loss_scale out",
                        tr_setting_cite(cfg, "train.loss_scale"), cfg->train.loss_scale,
-                       cfg->train.precision == TR_F32 ? "fp32" : "bf16");
+                       precision_name(cfg));
     if (cfg->train.eval_every != 0 && cfg->data.valid == NULL)
         return tr_fail(TR_ERR_SETTINGS,
                        "%s = %" PRId64 " needs data.valid, and it is none: set data.valid, or "

@@ -351,8 +351,9 @@ const tr_setting tr_settings[] = {
      MATHEMATICS,
      AT(train, tf32),
      .initial = "false",
-     ONLY_FALSE,
-     .meaning = "CUDA fp32 products only"},
+     BOOL,
+     .meaning =
+         "fp32 products of device.kind = cuda, but not attention's, round their inputs to TF32"},
 
     {.name = "parallel.data",
      LAYOUT,

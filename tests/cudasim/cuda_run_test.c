@@ -1,5 +1,5 @@
-/* Whole runs on the CUDA device, one rank: near the CPU's numbers, the same bits on every layout that one rank has, and checkpoints that either device goes on
- * from.
+/* Whole runs on the CUDA device, one rank: near the CPU's numbers, the same bits on every layout that one rank has, TF32, and checkpoints that either device goes
+ * on from.
  *
  * What the host may touch only through the device (weights, tokens, sums, state on its way to files) is checked by the simulator: a load or store of device memory by the
  * host, or work that is not ordered by an event, ends the process. */
@@ -21,6 +21,7 @@ static void test_near_the_cpu(fx_job *job)
         double gradients, losses; /* relative */
     } cases[] = {
         {"g", BATCH " model.dropout=0.1", 2e-5, 1e-6},
+        {"g", BATCH " train.tensor_slices=4", 2e-5, 1e-6},
         {"l", BATCH, 2e-5, 1e-6},
         {"l", BATCH " train.precision=bf16", 4e-2, 2e-3},
         {"g", BATCH " train.precision=fp16", 2e-2, 1e-3},
@@ -57,14 +58,15 @@ static void test_same_bits(fx_job *job)
         "memory.recompute=selective",
         "memory.recompute=full",
         "parallel.virtual=2 parallel.schedule=interleaved",
+        "parallel.virtual=2 parallel.schedule=zb-v",
         "parallel.zero=3 parallel.overlap=false",
     };
     static const struct {
         const char *model, *settings;
     } cases[] = {
-        {"g", BATCH " model.dropout=0.1 train.reduction_leaves=4 device.kind=cuda"},
-        {"l", BATCH " train.precision=bf16 train.reduction_order=rounds "
-                    "train.reduction_leaves=2 device.kind=cuda"},
+        {"g", BATCH " model.dropout=0.1 train.precision=bf16 train.reduction_leaves=4 "
+                    "device.kind=cuda"},
+        {"l", BATCH " train.reduction_order=rounds train.reduction_leaves=2 device.kind=cuda"},
     };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         fx_outcome first, other;
@@ -78,6 +80,20 @@ static void test_same_bits(fx_job *job)
         }
         fx_outcome_clear(&first);
     }
+}
+
+/* Within the rounding of inputs to TF32, and not nearer. */
+static void test_tf32(fx_job *job)
+{
+    fx_outcome without, with;
+    fx_measure(job, "g", BATCH " device.kind=cuda", 1, NULL, &without);
+    fx_measure(job, "g", BATCH " device.kind=cuda train.tf32=true", 1, NULL, &with);
+    double difference = fx_grad_difference(job, &without, &with);
+    double loss = without.metrics[0].loss, other = with.metrics[0].loss;
+    fx_check(job, difference > 1e-5 && difference < 5e-3, "gradients differ by %g", difference);
+    fx_check(job, fabs(loss - other) < 1e-4 * loss, "loss %.9g, with TF32 %.9g", loss, other);
+    fx_outcome_clear(&without);
+    fx_outcome_clear(&with);
 }
 
 static void resume(fx_run *fx)
@@ -158,6 +174,7 @@ int main(int argc, char **argv)
     fx_folder_make(&job, folder);
     static const fx_named_case cases[] = {{"near_the_cpu", test_near_the_cpu},
                                           {"same_bits", test_same_bits},
+                                          {"tf32", test_tf32},
                                           {"checkpoints", test_checkpoints},
                                           {"skip", test_skip}};
     fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);

@@ -90,6 +90,10 @@ expect 2 '0W0 is missing; B is the input gradient alone' plan --check-schedule "
 printf '# mine\n\n0F0, 0B0, 0W0\n' >"$scratch/least"
 expect 0 '1 stage x 1 chunk in a loop, 1 microbatch, ' plan --check-schedule "$scratch/least"
 expect 2 'needs a configuration file' plan --draw configs/llama-8b.yaml
+expect 2 'only GPUs have TF32, and device.kind=cpu computes on the CPU' plan configs/tiny-g.yaml train.tf32=true device.kind=cpu
+expect 0 '[0-9] tokens' data build README.md --out "$scratch/tokens"
+expect 2 'only GPUs have TF32, and device.kind=cpu computes on the CPU' train configs/tiny-g.yaml train.tf32=true device.kind=cpu \
+    data.train="$scratch/tokens" run.dir="$scratch/run"
 
 # Does it fit, and what would? What is named, does.
 sharded='parallel.tensor=1 parallel.pipeline=1 parallel.zero=3'

@@ -228,6 +228,10 @@ static void test_training_numbers(void **state)
     refuses("train.lr=1e-4 train.min_lr=1e-3", 1, "train.min_lr (command line) = 0.001", "0.0001");
     refuses("train.loss_scale=1024", 1, "train.loss_scale", "fp16", "bf16");
     accepts("train.loss_scale=1024 train.precision=fp16", 1);
+    refuses("train.tf32=true", 1, "train.tf32 (command line) = true", "bf16",
+            "train.precision = fp32");
+    accepts("train.tf32=true train.precision=fp32", 1);
+    accepts("train.tf32=false", 1);
     refuses("train.eval_every=10", 1, "train.eval_every (command line) = 10", "data.valid");
     accepts("train.eval_every=10 data.valid=v", 1);
     refuses("train.steps=1000000000000 train.global_batch=1000000000", 1, "2^63");
