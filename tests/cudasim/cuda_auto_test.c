@@ -72,12 +72,14 @@ static void test_one_rank(fx_job *job)
     expect_kind(job, BATCH " device.kind=auto", TR_DEVICE_CPU, "device.kind=auto:", false);
 }
 
-/* Without a GPU on one of the nodes, or on all. */
+/* With GPUs for both, without one on one of the nodes, or on all. */
 static void test_two_ranks(fx_job *job)
 {
     const char *const settings = BATCH " parallel.data=2 device.kind=auto";
     char node[64] = "", words[200];
     gethostname(node, sizeof node - 1);
+    machine_set(2, NULL);
+    expect_kind(job, settings, TR_DEVICE_CUDA, "device.kind=auto:", false);
     machine_set(job->rank == 0 ? 2 : 0, NULL);
     snprintf(words, sizeof words, "since rank 1 on node %s sees no GPU", node);
     expect_kind(job, settings, TR_DEVICE_CPU, words, true);
@@ -105,11 +107,12 @@ static void test_no_gpu(fx_job *job)
     fx_gather(job);
 }
 
+/* peak: of all ranks. */
 static void mfu_case(fx_job *job, const char *name, const char *settings, double peak)
 {
     tr_metrics metrics;
     fx_run fx;
-    machine_set(1, name);
+    machine_set(2, name);
     fx_open(job, &fx, "l", settings, NULL, NULL);
     fx_step(&fx, &metrics);
     double flops = tr_model_flops_per_token(&fx.cfg) * metrics.tokens_per_second;
@@ -124,6 +127,11 @@ static void test_mfu(fx_job *job)
 {
     mfu_case(job, "NVIDIA H200", BATCH " train.precision=bf16 device.kind=cuda", 989.4e12);
     mfu_case(job, "NVIDIA A100-SXM4-80GB", BATCH " device.kind=auto", 19.5e12);
+    mfu_case(job, "NVIDIA H20", BATCH " parallel.data=2 device.kind=cuda", 2 * 44e12);
+    mfu_case(job, job->rank == 0 ? "NVIDIA H200" : "NVIDIA H20",
+             BATCH " parallel.data=2 train.precision=fp16 device.kind=cuda", 989.4e12 + 148e12);
+    mfu_case(job, job->rank == 0 ? "NVIDIA H200" : "Other",
+             BATCH " parallel.data=2 device.kind=cuda", 0);
     mfu_case(job, "Other", BATCH " device.kind=cuda", 0);
     machine_set(1, "Other");
     expect_kind(job, BATCH " device.kind=cuda", TR_DEVICE_CUDA, "no peak of rank 0's GPU (Other)",
