@@ -127,6 +127,7 @@ static void test_mfu(fx_job *job)
 {
     mfu_case(job, "NVIDIA H200", BATCH " train.precision=bf16 device.kind=cuda", 989.4e12);
     mfu_case(job, "NVIDIA A100-SXM4-80GB", BATCH " device.kind=auto", 19.5e12);
+    mfu_case(job, "NVIDIA A100-SXM4-80GB", BATCH " train.tf32=true device.kind=cuda", 156e12);
     mfu_case(job, "NVIDIA H20", BATCH " parallel.data=2 device.kind=cuda", 2 * 44e12);
     mfu_case(job, job->rank == 0 ? "NVIDIA H200" : "NVIDIA H20",
              BATCH " parallel.data=2 train.precision=fp16 device.kind=cuda", 989.4e12 + 148e12);
