@@ -15,8 +15,8 @@ BEGIN {
 
 function fault(text) { print "error: " text > "/dev/stderr"; faults++ }
 function base_of(name) { sub(/<.*/, "", name); return name }
-# Whether an instance is one that goes by 16-byte accesses: not those whose first flag is false, nor those of other types of kernel.
-function is_wide(name) { return name !~ /<[^<>]*false/ || name ~ /<[^<>]*true/ }
+# Whether an instance is one that goes by 16-byte accesses: not those whose first flag is false, nor those whose first argument, elements at a time, is 1.
+function is_wide(name) { return name !~ /<1[,>]/ && (!match(name, /true|false/) || substr(name, RSTART, 4) == "true") }
 function thousands(x,    text, out) {
     text = sprintf("%.0f", x)
     while (length(text) > 3) { out = "," substr(text, length(text) - 2) out; text = substr(text, 1, length(text) - 3) }
@@ -98,6 +98,7 @@ END {
         for (k = 1; k <= ARCHS; k++) {
             key = archs[k] SUBSEP instance[i]
             if (!(key in registers)) { fault(instance[i] " of kernel_table.txt is not among the kernels of " archs[k]); continue }
+            if (disassembled && !(key in load)) fault(instance[i] " was not found in the code of " archs[k])
             sep = k == 1 ? "" : " / "
             cell[1] = cell[1] sep registers[key]
             if (k == 1) cell[2] = shared[key] + dynamic[i]

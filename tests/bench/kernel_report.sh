@@ -8,7 +8,7 @@
 # beside nvcc, or in PATH; some installations of the toolkit lack it, Triton's package for Python carries one). Exit code 1 when a kernel
 # spills registers or uses local memory, lacks the accesses that kernel_table.txt demands of it, or is missing there.
 # --write puts the tables into docs/roofline.md, --check compares them with what stands there (both need cuobjdump). Objects are kept in
-# DIR/kernel_report and made again when something in kernels/ has changed.
+# DIR/kernel_report and made again when what they include, or their command, has changed.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD build=build tools= mode=print
@@ -42,8 +42,13 @@ out=$(cd "$out" && pwd)
 command_of() {
     sed -n "s|^ *\"command\": \"\(.* -x cu -c [^ ]*/kernels/cuda/$1\.cu\) -o .*|\1|p" "$commands" | sed 's/\\"/"/g' | head -n 1
 }
-is_fresh() { # object
-    [ -f "$1" ] && [ -z "$(find kernels memory base \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' \) -newer "$1" | head -n 1)" ]
+# What a source's object was made from: its command, and the contents of the tree's files that it includes.
+fingerprint_of() {
+    command_of "$1"
+    sed 's/\\$//; s/^[^:]*://' "$out/$1.d" | tr -s ' ' '\n' | grep -F "$root/" | sort -u | xargs cksum
+}
+is_fresh() {
+    [ -f "$out/$1.fatbin" ] && [ -f "$out/$1.d" ] && [ -f "$out/$1.inputs" ] && fingerprint_of "$1" 2>&1 | cmp -s - "$out/$1.inputs"
 }
 # A source's code for all architectures, without the host's: fatbin file, report.
 compile() {
@@ -52,15 +57,17 @@ compile() {
         echo "error: kernels/cuda/$1.cu is not in $commands: add it to kernels/cuda/CMakeLists.txt and configure again" >&2
         return 1
     fi
-    if ! (cd "$build" && eval "$command -Xptxas -v -o '$out/$1.part.fatbin'") >"$out/$1.log" 2>&1; then
-        cat "$out/$1.log" >&2
+    if ! (cd "$build" && eval "$command -Xptxas -v -MD -MF '$out/$1.d' -o '$out/$1.part.fatbin'") >"$out/$1.part.log" 2>&1; then
+        cat "$out/$1.part.log" >&2
         return 1
     fi
+    fingerprint_of "$1" >"$out/$1.inputs"
+    mv "$out/$1.part.log" "$out/$1.log"
     mv "$out/$1.part.fatbin" "$out/$1.fatbin"
 }
 for source in kernels/cuda/*.cu; do
     name=$(basename "$source" .cu)
-    is_fresh "$out/$name.fatbin" || compile "$name"
+    is_fresh "$name" || compile "$name"
 done
 
 # ---- gather: arch, kernel, numbers ----
@@ -76,6 +83,7 @@ demangle() {
 }
 : >"$out/compiler"
 : >"$out/code"
+rules=$(cksum <tests/bench/kernel_report.sh | sed 's/ .*//') # what was counted by another version of this script is counted again
 for source in kernels/cuda/*.cu; do
     object=$out/$(basename "$source" .cu).fatbin
     awk '
@@ -90,6 +98,11 @@ for source in kernels/cuda/*.cu; do
             print arch "|" name "|" registers " " shared + 0 " " stack " " stores " " loads
         }' "${object%.fatbin}.log" | demangle >>"$out/compiler"
     [ -n "$cuobjdump" ] || continue
+    counts=${object%.fatbin}.$rules.counts
+    if [ "$counts" -nt "$object" ]; then
+        cat "$counts" >>"$out/code"
+        continue
+    fi
     PATH=$(dirname "$cuobjdump"):$PATH "$cuobjdump" -sass "$object" | awk '
         function flush() { if (name != "") print arch "|" name "|" load + 0 " " store + 0 " " async + 0 " " matrix + 0 " " fragments + 0 " " local + 0
             load = store = async = matrix = fragments = local = 0; name = "" }
@@ -101,7 +114,8 @@ for source in kernels/cuda/*.cu; do
         / (HMMA|HGMMA|UTCHMMA)\./ { matrix++ }
         / LDSM/ { fragments++ }
         / (LDL|STL)[. ]/ { local++ }
-        END { flush() }' | demangle >>"$out/code"
+        END { flush() }' | demangle >"$counts"
+    cat "$counts" >>"$out/code"
 done
 
 # ---- the table, its formulas worked out for the stated shape ----
