@@ -345,7 +345,8 @@ static tr_status stage_create(tr_run *run)
     tr_saver_layout(&run->saver, &run->cfg, &run->stage.local, run->device, run->arenas);
     if (run->saver.pool_bytes > 0) /* else the first update beside a save would pay for new pages */
         memset(run->saver.pool, 0, run->saver.pool_bytes);
-    const tr_stage_groups groups = {.tensor = run->tensor,
+    const tr_stage_groups groups = {.world = run->world,
+                                    .tensor = run->tensor,
                                     .kv = run->kv,
                                     .data = {run->data, run->shard, run->replica},
                                     .pipeline = run->pipeline};

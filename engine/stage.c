@@ -393,6 +393,7 @@ tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
     tr_bucket_reducer_connect(&stage->gradients.reducer, &groups->data);
     stage->weights.gather.group = groups->data.shard;
     stage->tied.pipeline = groups->pipeline;
+    stage->upload.world = stage->sums.world = groups->world;
     TR_TRY(tr_upload_connect(&stage->upload));
     const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,

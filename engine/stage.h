@@ -85,7 +85,8 @@ typedef struct tr_stage {
 
 /* As in the mesh, NULL for axes of size 1. */
 typedef struct tr_stage_groups {
-    tr_group *tensor, *kv; /* kv: tensor ranks that share a key/value head */
+    struct tr_world *world; /* of the groups: whose deadline waits for the device keep */
+    tr_group *tensor, *kv;  /* kv: tensor ranks that share a key/value head */
     tr_data_groups data;
     tr_group *pipeline;
 } tr_stage_groups;

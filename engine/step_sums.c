@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "parallel/world.h"
+
 enum { BYTES = TR_STEP_SUMS * sizeof(int64_t) };
 
 void tr_step_sums_init(tr_step_sums *sums, tr_device *device, tr_arena *memory, tr_arena *host)
@@ -27,7 +29,8 @@ tr_status tr_step_sums_get(tr_step_sums *sums, int64_t *values)
     tr_device *device = sums->device;
     if (sums->read != sums->squares) {
         TR_TRY(device->copy(device, TR_STREAM_COMPUTE, sums->read, sums->squares, BYTES));
-        TR_TRY(device->synchronize(device, TR_STREAM_COMPUTE));
+        TR_TRY(sums->world != NULL ? tr_world_synchronize(sums->world, TR_STREAM_COMPUTE)
+                                   : device->synchronize(device, TR_STREAM_COMPUTE));
     }
     memcpy(values, sums->read, BYTES);
     return TR_OK;

@@ -9,8 +9,12 @@
 
 enum { TR_STEP_SUMS = TR_SQUARE_SUM_LIMBS + TR_LOSS_SUM_LIMBS };
 
+struct tr_world;
+
 typedef struct tr_step_sums {
     tr_device *device;
+    struct tr_world *
+        world; /* whose deadline the wait for the device keeps (tr_world_synchronize); set after init, NULL: none */
     int64_t *squares; /* [TR_SQUARE_SUM_LIMBS] of the device (square_sum) */
     int64_t *loss;    /* [TR_LOSS_SUM_LIMBS] of the device, behind them (loss_sum) */
     int64_t *

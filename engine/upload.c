@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "parallel/world.h"
+
 /* Of `count` microbatches: where labels and samples begin, and the end. */
 static size_t labels_at(const tr_upload *upload, int count)
 {
@@ -50,7 +52,8 @@ static tr_status send(tr_upload *upload, const int32_t *tokens, const int32_t *l
 {
     tr_device *device = upload->device;
     size_t labels_begin = labels_at(upload, count), samples_begin = samples_at(upload, count);
-    TR_TRY(device->event_synchronize(device, upload->copied));
+    TR_TRY(upload->world != NULL ? tr_world_wait_device(upload->world, upload->copied)
+                                 : device->event_synchronize(device, upload->copied));
     memcpy(upload->pinned, tokens, labels_begin);
     memcpy(upload->pinned + labels_begin, labels, labels_begin);
     memcpy(upload->pinned + samples_begin, samples, bytes_of(upload, count) - samples_begin);

@@ -8,10 +8,13 @@
 #include "engine/model/model.h"
 #include "memory/arena.h"
 
+struct tr_world;
+
 typedef struct tr_upload {
     tr_device *device;
-    int num_microbatches; /* M of this rank, the most of one upload */
-    int64_t R, B;         /* rows and sequences of a microbatch */
+    struct tr_world *world; /* as in step_sums.h */
+    int num_microbatches;   /* M of this rank, the most of one upload */
+    int64_t R, B;           /* rows and sequences of a microbatch */
     unsigned char *memory,
         *pinned; /* tokens [M][R], labels [M][R], samples [M][B]; NULL where nothing is copied */
     tr_device_event *copied; /* the last upload has left the pinned memory */
