@@ -78,13 +78,13 @@ part() {
         ;;
     esac
 }
-part build 150
+part build 120
 part parity 50
 part golden 30
-part ranks 65
+part ranks 80
 part operations 35
 part training 45
-part pytorch 95
+part pytorch 100
 
 [ $((passed + failed)) != 0 ] || failed=1
 verdict=good

@@ -112,7 +112,7 @@ part_ranks() {
     export TRINE_SHARE_GPU=1
     status=0
     for ranks in 2 4; do
-        results "$ranks ranks: " timeout --foreground 32 mpiexec -n "$ranks" "$build/trine" verify configs/tiny-l.yaml data=1 "data=$ranks" \
+        results "$ranks ranks: " timeout --foreground 38 mpiexec -n "$ranks" "$build/trine" verify configs/tiny-l.yaml data=1 "data=$ranks" \
             "data=$((ranks / 2)),tensor=2" "data=$((ranks / 2)),pipeline=2" device.kind=cuda data.train="$build/data/tiny" || status=1
     done
     return $status
