@@ -227,6 +227,37 @@ static void rendezvous(const sim_ranks *ranks)
     use_memory_end(&m);
 }
 
+/* Most sends read their source only when their receive has begun, some before. */
+static void late_read(const sim_ranks *ranks)
+{
+    enum { LEAST = 20, MOST = 1000, SEEN = 0 };
+    ncclComm_t comm = use_comm_make(ranks, 0);
+    use_memory m = use_memory_make(1), other = use_memory_make(1);
+    int turns = 0, early = 0, late = 0;
+    for (; turns < MOST && atomic_load(&ranks->shared->flags[SEEN]) == 0; turns++) {
+        if (ranks->rank == 0) {
+            upload(&m, m.src, 0, (size_t)turns, 1);
+            use_called(comm, ncclSend(m.src, 1, ncclFloat32, 1, comm, m.stream));
+            use_nap_ms(5); /* so that it begins */
+            upload(&other, m.src, 0, (size_t)turns + 1, 1);
+        }
+        sim_ranks_barrier(ranks);
+        if (ranks->rank == 1) {
+            use_called(comm, ncclRecv(m.dst, 1, ncclFloat32, 0, comm, m.stream));
+            float got = fetch(&m, m.dst, 1)[0];
+            early += got == value_of(0, (size_t)turns);
+            late += got == value_of(0, (size_t)turns + 1);
+            atomic_store(&ranks->shared->flags[SEEN], early > 0 && turns + 1 >= LEAST);
+        }
+        use_finish(m.stream);
+        sim_ranks_barrier(ranks);
+    }
+    SIM_MUST(ranks->rank == 0 || (early > 0 && late > turns / 3 && early + late == turns));
+    use_comm_end(comm);
+    use_memory_end(&m);
+    use_memory_end(&other);
+}
+
 /* A send whose receive never comes ends by the abort, and what stands behind it on the stream runs. */
 static void aborted(const sim_ranks *ranks)
 {
@@ -330,6 +361,7 @@ static void test_waiting(void **state)
 {
     (void)state;
     sim_ranks_run("rendezvous", 2, rendezvous);
+    sim_ranks_run("late reads", 2, late_read);
     sim_ranks_run("abort", 2, aborted);
     sim_ranks_run("without the host", 2, without_host);
     sim_ranks_run("order of calls", 2, calls_order);

@@ -1,8 +1,8 @@
 /* Groups of GPUs without one of the events by which they and the compute stream wait for each other (parallel/group_nccl.c): each removal must give a wrong
  * result on some rank for some seed of the simulator, and the whole the right one for all of them.
  *
- * The device's functions are wrapped: a wait, or a record, of the kind that is removed does nothing. Each round sums what the ranks have written,
- * and then exchanges the sums in both directions; the compute stream writes the sources, reads the results and goes on to the next round in the same memory. */
+ * The device's functions are wrapped: a wait, or a record, of the kind that is removed does nothing. Each round makes two sums of what the ranks have
+ * written, on two streams, and exchanges it in both directions; the compute stream writes the sources, reads the results and goes on to the next round in the same memory. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +21,7 @@ typedef enum edge {
     TRANSFER_FOR_SOURCE,
     RESULT_FOR_TRANSFER,
     RESULT_RECORD_OF_TRANSFER,
+    SCRATCH_OF_ITS_OWN,
     NUM_EDGES
 } edge;
 
@@ -31,7 +32,8 @@ static const char *const edge_names[NUM_EDGES] = {
     "the point behind a sum is recorded",
     "a channel's stream waits for what it sends",
     "the compute stream waits for a transfer",
-    "the point behind a transfer is recorded"};
+    "the point behind a transfer is recorded",
+    "sums of two streams have a scratch each"};
 
 /* ---- the device with a removal ---- */
 
@@ -100,10 +102,10 @@ static void must(tr_status status)
 typedef struct program {
     tr_device *device;
     tr_world *world;
-    tr_group *sums, *pairs;
-    float *comm;   /* sources: N to sum, N to send */
-    float *memory; /* sum N, received N, scratch */
-    float *host;   /* [ROUNDS][3][N]: what is written, the sums and what came */
+    tr_group *sums, *others, *pairs; /* others: sums on another stream */
+    float *comm;                     /* [3][ROW]: sources of both sums, what is sent */
+    float *memory;                   /* [3][ROW]: both sums, what came; then two scratches */
+    float *host;                     /* [ROUNDS][4][N]: what is written, the sums, what came */
     size_t memory_bytes, scratch_bytes, host_bytes;
 } program;
 
@@ -124,17 +126,19 @@ static void program_open(program *p)
     p->device->event_wait = event_wait;
     must(tr_world_set_device(p->world, p->device));
     void *comm, *memory, *host;
-    must(tr_world_comm_memory(p->world, 2 * ROW * sizeof(float), &comm));
+    must(tr_world_comm_memory(p->world, 3 * ROW * sizeof(float), &comm));
     p->scratch_bytes = tr_group_scratch_bytes(RANKS, N);
-    p->memory_bytes = 2 * ROW * sizeof(float) + p->scratch_bytes;
-    p->host_bytes = (size_t)ROUNDS * 3 * N * sizeof(float);
+    p->memory_bytes = 3 * ROW * sizeof(float) + 2 * p->scratch_bytes;
+    p->host_bytes = (size_t)ROUNDS * 4 * N * sizeof(float);
     must(p->device->memory_create(p->device, TR_MEMORY_DEVICE, p->memory_bytes, &memory));
     must(p->device->memory_create(p->device, TR_MEMORY_HOST, p->host_bytes, &host));
     p->comm = comm;
     p->memory = memory;
     p->host = host;
     must(tr_world_device_group_create(p->world, ranks, RANKS, "sums", TR_STREAM_DATA, &p->sums));
-    tr_group_scratch_set(p->sums, p->memory + 2 * ROW, p->scratch_bytes);
+    must(tr_world_device_group_create(p->world, ranks, RANKS, "others", TR_STREAM_TENSOR,
+                                      &p->others));
+    tr_group_scratch_set(p->sums, p->memory + 3 * ROW, p->scratch_bytes);
     must(tr_world_device_group_create(p->world, ranks, RANKS, "pairs", TR_STREAM_PIPELINE,
                                       &p->pairs));
     must(tr_group_channels_open(p->pairs, channels, 2));
@@ -143,6 +147,7 @@ static void program_open(program *p)
 static void program_close(program *p)
 {
     tr_group_destroy(p->sums);
+    tr_group_destroy(p->others);
     tr_group_destroy(p->pairs);
     p->device->memory_destroy(p->device, TR_MEMORY_DEVICE, p->memory, p->memory_bytes);
     p->device->memory_destroy(p->device, TR_MEMORY_HOST, p->host, p->host_bytes);
@@ -152,7 +157,7 @@ static void program_close(program *p)
 
 static float *host_place(const program *p, int round, int which)
 {
-    return p->host + ((size_t)round * 3 + (size_t)which) * N;
+    return p->host + ((size_t)round * 4 + (size_t)which) * N;
 }
 
 static float value(int of_rank, int round, int i)
@@ -167,18 +172,23 @@ static void copy(program *p, float *dst, const float *src)
 
 static void run_round(program *p, int round)
 {
-    tr_event sum = {0}, sent = {0}, received = {0};
-    float *source = p->comm, *to_send = p->comm + ROW, *sums = p->memory, *came = p->memory + ROW;
+    tr_event sum = {0}, other = {0}, sent = {0}, received = {0};
+    float *source = p->comm, *other_source = p->comm + ROW, *to_send = p->comm + 2 * ROW;
+    float *sums = p->memory, *others = p->memory + ROW, *came = p->memory + 2 * ROW;
     copy(p, source, host_place(p, round, 0));
+    copy(p, other_source, host_place(p, ROUNDS - 1 - round, 0));
     must(tr_group_all_reduce(p->sums, source, sums, N, &sum));
+    must(tr_group_all_reduce(p->others, other_source, others, N, &other));
     must(tr_event_wait(&sum));
+    must(tr_event_wait(&other));
     copy(p, host_place(p, round, 1), sums);
+    copy(p, host_place(p, round, 2), others);
     copy(p, to_send, source);
     must(tr_group_send(p->pairs, 1 - rank, to_send, N * sizeof(float), round, &sent));
     must(tr_group_recv(p->pairs, 1 - rank, came, N * sizeof(float), round, &received));
     must(tr_event_wait(&sent));
     must(tr_event_wait(&received));
-    copy(p, host_place(p, round, 2), came);
+    copy(p, host_place(p, round, 3), came);
 }
 
 static void finish(program *p)
@@ -188,10 +198,30 @@ static void finish(program *p)
         must(p->device->synchronize(p->device, (tr_stream)s));
 }
 
+/* The ranks' sum of a round's values. */
+static float total(int round, int i)
+{
+    return value(0, round, i) + value(1, round, i);
+}
+
+static bool is_wrong(const program *p)
+{
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < N; i++)
+            if (host_place(p, round, 1)[i] != total(round, i) ||
+                host_place(p, round, 2)[i] != total(ROUNDS - 1 - round, i) ||
+                host_place(p, round, 3)[i] != value(1 - rank, round, i))
+                return true;
+    return false;
+}
+
 /* Whether the program without the edge gives a wrong result on a rank. */
 static bool goes_wrong(program *p, int removed, uint64_t seed)
 {
-    int wrong = 0, any;
+    int wrong, any;
+    size_t scratch = removed == SCRATCH_OF_ITS_OWN ? 0 : 1;
+    tr_group_scratch_set(p->others, (char *)(p->memory + 3 * ROW) + scratch * p->scratch_bytes,
+                         p->scratch_bytes);
     cudasim_seed_set(seed * RANKS + (uint64_t)rank);
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < N; i++)
@@ -201,11 +231,7 @@ static bool goes_wrong(program *p, int removed, uint64_t seed)
         run_round(p, round);
     finish(p);
     removal.edge = NUM_EDGES;
-    for (int round = 0; round < ROUNDS; round++)
-        for (int i = 0; i < N; i++)
-            wrong = wrong ||
-                    host_place(p, round, 1)[i] != value(0, round, i) + value(1, round, i) ||
-                    host_place(p, round, 2)[i] != value(1 - rank, round, i);
+    wrong = is_wrong(p);
     MPI_Allreduce(&wrong, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     return any != 0;
 }

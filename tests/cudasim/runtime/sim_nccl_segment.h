@@ -30,6 +30,8 @@ struct sim_nccl_chunk {
 /* Filled by one process, emptied by one. */
 struct sim_nccl_ring {
     std::atomic<uint64_t> put, taken; /* chunks so far */
+    std::atomic<uint64_t> asked;      /* messages that the receiver has begun to wait for */
+    uint64_t begun;                   /* messages that the sender has begun */
     sim_nccl_chunk slots[SIM_NCCL_SLOTS];
 };
 

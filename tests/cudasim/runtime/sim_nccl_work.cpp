@@ -29,6 +29,8 @@ struct part {
     int after;    /* the part that has to be done before this one begins, or NONE */
     int previous; /* the part before it on the same ring in the same direction, or NONE */
     std::shared_ptr<std::vector<float>> sum; /* ADD, OWN */
+    bool early;      /* SEND: reads its source before the receiver has come */
+    bool begun;      /* SEND: the first chunk has gone; else: it was asked for */
     bool passed;     /* the last chunk has gone or come; there is one also of no bytes */
     bool done;       /* SEND: and was taken */
     uint64_t put_at; /* SEND: chunks of its ring up to its last one */
@@ -94,6 +96,7 @@ static int part_add(work *w, part_kind does, const sim_nccl_call *call, int peer
     p.memory = const_cast<unsigned char *>(memory);
     p.bytes = bytes;
     p.after = p.previous = NONE;
+    p.early = sim_draw(4) == 0;
     for (size_t i = 0; i < w->parts.size() && (sends || receives); i++) {
         const part &other = w->parts[i];
         bool same =
@@ -237,6 +240,10 @@ static bool put_chunk(const sim_nccl_link *link, part *p)
 {
     sim_nccl_ring *ring = ring_of(link, link->rank, p->peer);
     uint64_t put = ring->put.load(std::memory_order_relaxed);
+    if (!p->begun && !p->early && ring->asked.load(std::memory_order_acquire) <= ring->begun)
+        return false;
+    ring->begun += !p->begun;
+    p->begun = true;
     if (put - ring->taken.load(std::memory_order_acquire) == SIM_NCCL_SLOTS)
         return false;
     sim_nccl_chunk *chunk = &ring->slots[put % SIM_NCCL_SLOTS];
@@ -253,6 +260,9 @@ static bool take_chunk(const sim_nccl_link *link, part *p)
 {
     sim_nccl_ring *ring = ring_of(link, p->peer, link->rank);
     uint64_t taken = ring->taken.load(std::memory_order_relaxed);
+    if (!p->begun)
+        ring->asked.fetch_add(1, std::memory_order_release);
+    p->begun = true;
     if (ring->put.load(std::memory_order_acquire) == taken)
         return false;
     const sim_nccl_chunk *chunk = &ring->slots[taken % SIM_NCCL_SLOTS];

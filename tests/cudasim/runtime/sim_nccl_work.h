@@ -1,7 +1,7 @@
 /* One group of NCCL calls on one communicator as work of a simulated stream.
  *
  * All sends and receives of the work progress together, in any order but that of a pair's messages. A send is done when its last chunk has been
- * taken, so that nothing completes before its peer has come. Sums are made in the order of a ring that ends at the rank which receives them:
+ * taken, so that nothing completes before its peer has come, and most read their source only from then on. Sums are made in the order of a ring that ends at the rank which receives them:
  * ((x[r+1] + x[r+2]) + ...) + x[r]. It is not the order of Trine's tree. */
 #ifndef TR_TESTS_SIM_NCCL_WORK_H
 #define TR_TESTS_SIM_NCCL_WORK_H
