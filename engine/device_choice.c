@@ -57,7 +57,8 @@ static tr_status cuda_create(tr_run *run)
                                      .local_size = tr_world_local_size(run->world),
                                      .share = tr_run_shares_device(),
                                      .tf32 = run->cfg.train.tf32};
-    return tr_cuda_device_create(&run->device, &options);
+    TR_TRY(tr_cuda_device_create(&run->device, &options));
+    return tr_run_attention_choose(run);
 }
 
 /* Rank 0 says which node keeps all ranks on the CPU. bare: the lowest rank that sees no GPU. */
@@ -141,7 +142,7 @@ tr_status tr_plan_device_create(tr_device **device, const tr_config *cfg)
                 (cfg->device.kind == TR_DEVICE_CHOICE_AUTO && tr_cuda_is_present());
     TR_TRY(transports_check(cfg, cuda));
     if (cuda)
-        return tr_cuda_device_create_counting(device);
+        return tr_cuda_device_create_counting(device, tr_attention_may_be_cudnns(cfg));
     TR_TRY(tf32_refuse(cfg));
     return tr_cpu_device_create(device,
                                 tr_peak_threads(cfg->device.threads, (int)cfg->derived.num_ranks));

@@ -78,6 +78,11 @@ tr_status tr_run_device_create(tr_run *run);
 /* Whether the user lets ranks share GPUs: the environment variable TRINE_SHARE_GPU is 1. */
 bool tr_run_shares_device(void);
 
+/* Collective (attention_choice.c): decides whose attention the CUDA device computes with. An error where device.attention=cudnn cannot be had. */
+tr_status tr_run_attention_choose(tr_run *run);
+/* Whether it could be cuDNN's on a CUDA device, as far as the settings say: then plans have scratch for it. */
+bool tr_attention_may_be_cudnns(const tr_config *cfg);
+
 /* All that a rank takes of the device's memory; the snapshot pool of a device that has its own is the host's. */
 size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NUM]);
 

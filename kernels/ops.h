@@ -82,7 +82,7 @@ typedef struct tr_attention {
     tr_dropout dropout;
     const void *q, *k, *v;
     void *
-        out; /* forward: written; backward: not read, its rounding would leave rows of dS that do not sum to zero */
+        out; /* forward: written; backward: what was written, which only cuDNN's kernels read: its rounding leaves rows of dS that do not sum to zero */
     float *lse; /* forward: written; backward: read */
     /* backward only */
     const void *dout;

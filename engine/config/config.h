@@ -55,7 +55,11 @@ typedef enum tr_device_choice {
     TR_DEVICE_CHOICE_CPU,
     TR_DEVICE_CHOICE_CUDA
 } tr_device_choice;
-typedef enum tr_attention_kind { TR_ATTENTION_AUTO } tr_attention_kind;
+typedef enum tr_attention_kind {
+    TR_ATTENTION_AUTO,
+    TR_ATTENTION_OWN,
+    TR_ATTENTION_CUDNN
+} tr_attention_kind;
 
 /* The two halves of a run; no setting belongs to both. */
 typedef enum tr_half { TR_HALF_MATHEMATICS, TR_HALF_LAYOUT } tr_half;

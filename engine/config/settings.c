@@ -566,9 +566,12 @@ const tr_setting tr_settings[] = {
      LAYOUT,
      AT(device, attention),
      .initial = "auto",
-     CHOICE = {{"auto", TR_ATTENTION_AUTO}},
-     .later = "own cudnn",
-     .meaning = "CUDA only"},
+     CHOICE = {{"auto", TR_ATTENTION_AUTO},
+               {"own", TR_ATTENTION_OWN},
+               {"cudnn", TR_ATTENTION_CUDNN}},
+     .meaning = "CUDA only: trine's own kernels or cuDNN's; changes rounding; auto = cuDNN's on "
+                "Hopper and Blackwell where it is installed, serves the model and agrees with our "
+                "own"},
 
     {.name = "log.every",
      LAYOUT,

@@ -21,10 +21,36 @@ tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *optio
     return refuse();
 }
 
-tr_status tr_cuda_device_create_counting(tr_device **device)
+tr_status tr_cuda_device_create_counting(tr_device **device, bool cudnn)
 {
     (void)device;
+    (void)cudnn;
     return refuse();
+}
+
+bool tr_cuda_attention_is_served(const tr_attention *shape)
+{
+    (void)shape;
+    return false;
+}
+
+size_t tr_cuda_attention_scratch(const tr_attention *shape)
+{
+    (void)shape;
+    return 0;
+}
+
+tr_status tr_cuda_device_cudnn_prepare(tr_device *device, const tr_attention *shape)
+{
+    (void)device;
+    (void)shape;
+    return refuse();
+}
+
+void tr_cuda_device_cudnn_use(tr_device *device, bool use)
+{
+    (void)device;
+    (void)use;
 }
 
 const char *tr_cuda_device_place(const tr_device *device)

@@ -273,6 +273,7 @@ static tr_status describe(tr_cuda_device *device, bool tf32)
     struct cudaDeviceProp properties;
     TR_CUDA_TRY(cudaGetDeviceProperties(&properties, device->index));
     int capability = 10 * properties.major + properties.minor, driver;
+    device->capability = capability;
     if (capability < LEAST_CAPABILITY)
         return tr_fail(TR_ERR_MEMORY,
                        "GPU %d (%s) has compute capability %d.%d; trine needs 8.0 or later (A100 "
@@ -298,6 +299,7 @@ static tr_status describe(tr_cuda_device *device, bool tf32)
 static void destroy(tr_device *base)
 {
     tr_cuda_device *device = tr_cuda_device_of(base);
+    tr_cuda_cudnn_destroy(device->cudnn);
     tr_cuda_products_destroy(device->products);
     for (int s = 0; s < device->num_streams; s++)
         cudaStreamDestroy(device->streams[s]);
@@ -370,16 +372,17 @@ void *tr_cuda_device_stream(tr_device *device, tr_stream stream)
 
 static void counting_destroy(tr_device *device)
 {
-    tr_free(device);
+    tr_free(tr_cuda_device_of(device));
 }
 
-tr_status tr_cuda_device_create_counting(tr_device **out)
+tr_status tr_cuda_device_create_counting(tr_device **out, bool cudnn)
 {
-    tr_device *device = TR_NEW(tr_device);
-    *device = (tr_device){.kind = TR_DEVICE_CUDA,
-                          .numerics = "cuda",
-                          .workspace_bytes = tr_cuda_ops_workspace,
-                          .destroy = counting_destroy};
-    *out = device;
+    tr_cuda_device *device = TR_NEW(tr_cuda_device);
+    device->base = (tr_device){.kind = TR_DEVICE_CUDA,
+                               .numerics = "cuda",
+                               .workspace_bytes = tr_cuda_ops_workspace,
+                               .destroy = counting_destroy};
+    device->cudnn_used = cudnn;
+    *out = &device->base;
     return TR_OK;
 }

@@ -25,13 +25,28 @@ typedef struct tr_cuda_options {
 /* Whether this process sees at least one GPU through a working driver. Starts the driver, not a context. */
 bool tr_cuda_is_present(void);
 
-/* A device that only answers for the scratch that its operations need, for plans; needs no GPU. TR_ERR_MEMORY in a build without the toolkit. */
-tr_status tr_cuda_device_create_counting(tr_device **device);
+/* A device that only answers for the scratch that its operations need, for plans; needs no GPU. cudnn: also for that of attention by
+ * cuDNN. TR_ERR_MEMORY in a build without the toolkit. */
+tr_status tr_cuda_device_create_counting(tr_device **device, bool cudnn);
 
 /* The device of GPU local_rank of those that the process sees; where it sees one, of that. TR_ERR_MEMORY, with what was seen and what to
  * do, for: no toolkit in the build, no driver or one too old, fewer GPUs (two or more) than processes on the node unless `share`,
  * compute capability below 8.0, a library that is missing or too old. */
 tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options);
+
+/* Whether attention of this shape (B, T, A, K, D, dtype, dropout's probability, kv_parts) could be cuDNN's, whatever the GPU; pure. */
+bool tr_cuda_attention_is_served(const tr_attention *shape);
+/* Scratch bytes that are planned for cuDNN's attention of this shape, which is served; pure. */
+size_t tr_cuda_attention_scratch(const tr_attention *shape);
+
+/* Makes attention by cuDNN ready for calls of this shape, which is served: opens the library, builds its plans and compares them with our own
+ * kernels on this GPU. Takes memory for its time and waits for the GPU. When it cannot be used: TR_ERR_MEMORY for no library, one too old, or a GPU that it is not
+ * used on; TR_ERR_INTERNAL for a shape that the library refuses or needs more scratch for than is planned; TR_ERR_NUMERICS with the figures
+ * when the comparison failed. */
+tr_status tr_cuda_device_cudnn_prepare(tr_device *device, const tr_attention *shape);
+/* Before scratch is asked for. true: attention of the prepared shape is computed by cuDNN, and the numerics say so ("... cudnn 9.19.0 attention"); false: what
+ * was prepared, if anything, is given back. */
+void tr_cuda_device_cudnn_use(tr_device *device, bool use);
 
 /* Text that is the same for two processes of a node only when they use one GPU (the GPU's UUID); valid while the device lives. */
 const char *tr_cuda_device_place(const tr_device *device);

@@ -4,18 +4,22 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/cuda_cudnn_attention.h"
 #include "kernels/cuda/cuda_library.h"
 #include "kernels/cuda/cuda_matmul.h"
 #include "kernels/device.h"
 
 typedef struct tr_cuda_device {
     tr_device base;
-    int index; /* of the GPU */
+    int index;      /* of the GPU */
+    int capability; /* 90 is 9.0 */
     cudaStream_t streams[TR_STREAM_MOST];
     int num_streams;
     void *workspace; /* the compute stream's */
     size_t workspace_bytes;
     tr_cuda_products *products;
+    tr_cuda_cudnn *cudnn; /* NULL until it is prepared */
+    bool cudnn_used;      /* attention of prepared shapes is cuDNN's, and scratch is for it, too */
     char numerics[512], place[33], name[256];
 } tr_cuda_device;
 

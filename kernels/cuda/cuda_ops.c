@@ -194,14 +194,28 @@ static tr_status gelu_backward(tr_device *device, tr_dtype dtype, int64_t n, con
     return tr_cuda_gelu_backward(stream_of(device), dtype, n, x, dout, dx);
 }
 
-static tr_status attention_forward(tr_device *device, const tr_attention *args)
+/* Decided by the shape, which is the same in all of a run's calls. */
+static bool is_cudnns(const tr_cuda_device *device, const tr_attention *args)
 {
-    return tr_cuda_attention_forward(stream_of(device), args);
+    return device->cudnn_used && tr_cuda_cudnn_serves(args) &&
+           tr_cuda_cudnn_bytes(device->cudnn, args) > 0;
 }
 
-static tr_status attention_backward(tr_device *device, const tr_attention *args)
+static tr_status attention_forward(tr_device *base, const tr_attention *args)
 {
-    return tr_cuda_attention_backward(stream_of(device), args, workspace_of(device));
+    tr_cuda_device *device = tr_cuda_device_of(base);
+    if (!is_cudnns(device, args))
+        return tr_cuda_attention_forward(stream_of(base), args);
+    TR_ASSERT(device->workspace_bytes >= tr_cuda_cudnn_bytes(device->cudnn, args));
+    return tr_cuda_cudnn_forward(device->cudnn, stream_of(base), args, device->workspace);
+}
+
+static tr_status attention_backward(tr_device *base, const tr_attention *args)
+{
+    tr_cuda_device *device = tr_cuda_device_of(base);
+    if (!is_cudnns(device, args))
+        return tr_cuda_attention_backward(stream_of(base), args, device->workspace);
+    return tr_cuda_cudnn_backward(device->cudnn, stream_of(base), args, device->workspace);
 }
 
 const tr_ops tr_cuda_ops = {
@@ -239,9 +253,10 @@ const tr_ops tr_cuda_ops = {
 
 size_t tr_cuda_ops_workspace(const tr_device *device, const tr_workspace_need *need)
 {
-    (void)device;
+    bool cudnn = ((const tr_cuda_device *)device)->cudnn_used;
     const size_t all[] = {need->max_matmul > 0 ? TR_CUDA_MATMUL_WORKSPACE : 0,
-                          tr_cuda_kernels_workspace(need), tr_cuda_attention_workspace(need)};
+                          tr_cuda_kernels_workspace(need), tr_cuda_attention_workspace(need),
+                          cudnn ? tr_cuda_cudnn_workspace(need) : 0};
     size_t most = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         most = all[i] > most ? all[i] : most;

@@ -41,6 +41,12 @@ static inline int64_t tr_cuda_column_blocks(int64_t R, int64_t N)
     return blocks < 1 ? 1 : blocks;
 }
 
+/* Bytes that cuDNN's backward of attention keeps of its queries (cuda_cudnn_attention.h), in front of the plan's own scratch. */
+static inline size_t tr_cuda_cudnn_delta_bytes(int64_t B, int64_t T, int64_t A)
+{
+    return ((size_t)(B * T * A) * sizeof(float) + 255) & ~(size_t)255;
+}
+
 /* Scratch of embed_backward's sort of R rows: keys and rows twice, ranks, and the counts of each digit in each tile. */
 typedef struct tr_sort_scratch {
     uint32_t *keys[2];
