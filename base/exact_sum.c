@@ -3,54 +3,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/exact_sum_value.h"
 #include "base/status.h"
 
-enum {
-    BIN_CAPACITY = 1 << 16,
-    NOT_FINITE_BIN = 255,
-    SQUARE_UNIT_EXPONENT = -298,
-    FIXED_UNIT_EXPONENT = -64
-};
+enum { BIN_CAPACITY = 1 << 16, NOT_FINITE_BIN = 255 };
 
 static const double fixed_limit = 0x1p32;
-
-/* Carries from limb to limb until all but the last one are digits in [0, 2^32); the last keeps the sign. */
-static void digits_normalise(int64_t *limbs, int count)
-{
-    for (int i = 0; i + 1 < count; i++) {
-        int64_t digit = limbs[i] & 0xffffffff;
-        limbs[i + 1] += (limbs[i] - digit) / ((int64_t)1 << 32);
-        limbs[i] = digit;
-    }
-}
-
-/* The non-negative integer of normalised `digits` (the last below 2^63) times 2^unit_exponent, rounded to nearest even. The
- * result is a normal double or 0: units are at least 2^-298. */
-static double digits_to_double(const int64_t *digits, int count, int unit_exponent)
-{
-    int top = count - 1;
-    while (top > 0 && digits[top] == 0)
-        top--;
-    /* The window holds the top digit and enough below it for 64 significant bits; the rest is one sticky bit. */
-    __extension__ unsigned __int128 window = (uint64_t)digits[top];
-    int lowest = top;
-    while (lowest > 0 && window >> 64 == 0)
-        window = window << 32 | (uint64_t)digits[--lowest];
-    bool sticky = false;
-    for (int i = 0; i < lowest; i++)
-        sticky |= digits[i] != 0;
-    int excess = 0;
-    while (window >> excess >> 53 != 0)
-        excess++;
-    uint64_t mantissa = (uint64_t)(window >> excess);
-    if (excess > 0) {
-        __extension__ unsigned __int128 rest = window - ((unsigned __int128)mantissa << excess);
-        __extension__ unsigned __int128 half = (unsigned __int128)1 << (excess - 1);
-        if (rest > half || (rest == half && (sticky || (mantissa & 1u))))
-            mantissa++;
-    }
-    return ldexp((double)mantissa, unit_exponent + 32 * lowest + excess);
-}
 
 void tr_square_sum_init(tr_square_sum *sum)
 {
@@ -79,7 +37,7 @@ static void bins_empty(tr_square_sum *sum)
         if (bins[NOT_FINITE_BIN] != 0)
             sum->limbs[TR_SQUARE_SUM_DIGITS] = 1;
     }
-    digits_normalise(sum->limbs, TR_SQUARE_SUM_DIGITS);
+    tr_limbs_normalise(sum->limbs, TR_SQUARE_SUM_DIGITS);
     memset(sum->bins, 0, sizeof sum->bins);
     sum->pending = 0;
 }
@@ -119,7 +77,7 @@ void tr_square_sum_merge(tr_square_sum *dst, tr_square_sum *src)
     for (int i = 0; i < TR_SQUARE_SUM_DIGITS; i++)
         dst->limbs[i] += src->limbs[i];
     dst->limbs[TR_SQUARE_SUM_DIGITS] |= src->limbs[TR_SQUARE_SUM_DIGITS];
-    digits_normalise(dst->limbs, TR_SQUARE_SUM_DIGITS);
+    tr_limbs_normalise(dst->limbs, TR_SQUARE_SUM_DIGITS);
 }
 
 void tr_square_sum_to_limbs(tr_square_sum *sum, int64_t limbs[TR_SQUARE_SUM_LIMBS])
@@ -130,13 +88,7 @@ void tr_square_sum_to_limbs(tr_square_sum *sum, int64_t limbs[TR_SQUARE_SUM_LIMB
 
 double tr_square_sum_from_limbs(const int64_t limbs[TR_SQUARE_SUM_LIMBS], bool *finite)
 {
-    *finite = limbs[TR_SQUARE_SUM_DIGITS] == 0;
-    if (!*finite)
-        return NAN;
-    int64_t digits[TR_SQUARE_SUM_DIGITS];
-    memcpy(digits, limbs, sizeof digits);
-    digits_normalise(digits, TR_SQUARE_SUM_DIGITS);
-    return digits_to_double(digits, TR_SQUARE_SUM_DIGITS, SQUARE_UNIT_EXPONENT);
+    return tr_square_sum_value(limbs, finite);
 }
 
 void tr_fixed_sum_init(tr_fixed_sum *sum)
@@ -177,7 +129,7 @@ void tr_fixed_sum_to_limbs(const tr_fixed_sum *sum, int64_t limbs[TR_FIXED_SUM_L
 
 void tr_fixed_sum_limbs_carry(int64_t limbs[TR_FIXED_SUM_LIMBS])
 {
-    digits_normalise(limbs, TR_FIXED_SUM_LIMBS - 1);
+    tr_limbs_normalise(limbs, TR_FIXED_SUM_LIMBS - 1);
     int64_t top = limbs[TR_FIXED_SUM_LIMBS - 2];
     limbs[TR_FIXED_SUM_LIMBS - 1] =
         limbs[TR_FIXED_SUM_LIMBS - 1] != 0 || top < INT32_MIN || top > INT32_MAX;
@@ -185,18 +137,5 @@ void tr_fixed_sum_limbs_carry(int64_t limbs[TR_FIXED_SUM_LIMBS])
 
 double tr_fixed_sum_from_limbs(const int64_t limbs[TR_FIXED_SUM_LIMBS], bool *finite)
 {
-    *finite = limbs[4] == 0;
-    if (!*finite)
-        return NAN;
-    int64_t digits[4];
-    memcpy(digits, limbs, sizeof digits);
-    digits_normalise(digits, 4);
-    bool negative = digits[3] < 0;
-    if (negative) {
-        for (int i = 0; i < 4; i++)
-            digits[i] = -digits[i];
-        digits_normalise(digits, 4);
-    }
-    double value = digits_to_double(digits, 4, FIXED_UNIT_EXPONENT);
-    return negative ? -value : value;
+    return tr_fixed_sum_value(limbs, finite);
 }

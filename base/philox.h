@@ -8,19 +8,15 @@
 
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#define TR_PHILOX_INLINE static __host__ __device__ __forceinline__
-#else
-#define TR_PHILOX_INLINE static inline
-#endif
+#include "base/host_device.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* `out` may be `counter`. */
-TR_PHILOX_INLINE void tr_philox4x32(const uint32_t counter[4], const uint32_t key[2],
-                                    uint32_t out[4])
+TR_HOST_DEVICE_INLINE void tr_philox4x32(const uint32_t counter[4], const uint32_t key[2],
+                                         uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
@@ -41,8 +37,8 @@ TR_PHILOX_INLINE void tr_philox4x32(const uint32_t counter[4], const uint32_t ke
 }
 
 /* The same with the key as one number, and the counter's words in order. */
-TR_PHILOX_INLINE void tr_philox_block(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2,
-                                      uint32_t c3, uint32_t out[4])
+TR_HOST_DEVICE_INLINE void tr_philox_block(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2,
+                                           uint32_t c3, uint32_t out[4])
 {
     const uint32_t counter[4] = {c0, c1, c2, c3};
     const uint32_t key_words[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
@@ -51,7 +47,7 @@ TR_PHILOX_INLINE void tr_philox_block(uint64_t key, uint32_t c0, uint32_t c1, ui
 
 /* Uniform in [0, 1), a multiple of 2^-24: the upper 24 of 32 random bits. An element is dropped with probability p when this
  * is < p. */
-TR_PHILOX_INLINE float tr_philox_uniform(uint32_t bits)
+TR_HOST_DEVICE_INLINE float tr_philox_uniform(uint32_t bits)
 {
     return (float)(bits >> 8) * (1.0f / 16777216.0f);
 }

@@ -37,12 +37,13 @@ void tr_commit_init(tr_commit *commit, tr_run *run)
     manifest->files = TR_NEW_ARRAY(tr_manifest_file, (size_t)commit->num_ranks);
     if (run->mesh.rank > 0)
         return;
+    const tr_step_state *state = run->stage.decider.known;
     manifest->samples = (int64_t)run->samples;
-    manifest->updates = run->optimizer.num_updates;
-    manifest->skips_in_row = run->skips_in_row;
+    manifest->updates = state->updates;
+    manifest->skips_in_row = state->skips_in_row;
     manifest->seed = run->cfg.train.seed;
-    manifest->scale = run->scaler.scale;
-    manifest->good_steps = run->scaler.good_steps;
+    manifest->scale = state->loss_scale;
+    manifest->good_steps = state->good_steps;
     manifest->loss = run->loss_known ? run->last_loss : NAN;
     manifest->numerics = tr_strdup(run->device->numerics);
     manifest->config = tr_config_dump(&run->cfg);

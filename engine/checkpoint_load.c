@@ -168,18 +168,20 @@ static bool has_loss_scale(const tr_manifest *manifest)
     return scaled;
 }
 
-static void position_take(tr_run *run, const tr_manifest *manifest)
+static tr_status position_take(tr_run *run, const tr_manifest *manifest)
 {
+    tr_step_state state = tr_decider_first_state(&run->cfg);
     run->step = manifest->step;
     run->samples = (uint64_t)manifest->samples;
-    run->skips_in_row = manifest->skips_in_row;
-    run->optimizer.num_updates = manifest->updates;
     run->last_loss = manifest->loss;
     run->loss_known = !isnan(manifest->loss);
-    if (run->scaler.dynamic && has_loss_scale(manifest)) {
-        run->scaler.scale = manifest->scale;
-        run->scaler.good_steps = manifest->good_steps;
+    state.updates = manifest->updates;
+    state.skips_in_row = manifest->skips_in_row;
+    if (tr_decider_is_dynamic(&run->cfg) && has_loss_scale(manifest)) {
+        state.loss_scale = manifest->scale;
+        state.good_steps = manifest->good_steps;
     }
+    return tr_decider_set_state(&run->stage.decider, &state);
 }
 
 static tr_status position_reset(tr_run *run)
@@ -187,10 +189,9 @@ static tr_status position_reset(tr_run *run)
     size_t bytes = (size_t)run->stage.local.num_state * sizeof(float);
     run->step = 0;
     run->samples = 0;
-    run->skips_in_row = 0;
-    run->optimizer.num_updates = 0;
     run->loss_known = false;
-    tr_scaler_init(&run->scaler, &run->cfg);
+    tr_step_state first = tr_decider_first_state(&run->cfg);
+    TR_TRY(tr_decider_set_state(&run->stage.decider, &first));
     for (int kind = TR_SHARD_M; kind < TR_SHARD_NUM_KINDS; kind++)
         if (tr_checkpoint_state(run, (tr_shard_kind)kind) != NULL)
             TR_TRY(run->device->ops->fill_zero(
@@ -288,8 +289,7 @@ static tr_status load(tr_run *run, tr_node_read *read)
     TR_TRY(tr_checkpoint_agree(run, tr_node_read_load(read)));
     if (run->cfg.checkpoint.weights_only)
         return position_reset(run);
-    position_take(run, tr_checkpoint_manifest(read->checkpoint));
-    return TR_OK;
+    return position_take(run, tr_checkpoint_manifest(read->checkpoint));
 }
 
 /* All ranks together hold every element of the kinds that are wanted, so that they need every chunk of these. */

@@ -25,6 +25,7 @@ typedef enum save_phase { WRITING, COMMITTING } save_phase;
 struct tr_save {
     save_phase phase;
     bool giving_up; /* some rank has failed */
+    bool preserved; /* on all ranks: what is read of the state is no longer the state itself */
     tr_commit commit;
     tr_shard_part *parts;
     tr_chunk_queue *queue; /* NULL: this rank has nothing to write */
@@ -386,7 +387,8 @@ tr_status tr_run_save_wait(tr_run *run)
 
 /* ---- the values are about to change ---- */
 
-bool tr_save_preserve(tr_run *run)
+/* True when masters and moments of this rank may change. Copies; waits for a moment at most. */
+static bool preserve(tr_run *run)
 {
     tr_save *save = run->saver.save;
     if (save == NULL || save->queue == NULL)
@@ -399,22 +401,26 @@ bool tr_save_preserve(tr_run *run)
 
 tr_status tr_save_preserve_all(tr_run *run)
 {
+    if (run->saver.save == NULL || run->saver.save->preserved)
+        return TR_OK;
     waiting w = waiting_begin();
     for (;;) {
-        int64_t reading = tr_save_preserve(run) ? -1 : run->mesh.rank;
+        int64_t reading = preserve(run) ? -1 : run->mesh.rank;
         double begin = tr_clock_seconds();
         TR_TRY(tr_run_max(run, &reading, 1));
         run->saver.group_seconds += seconds_since(begin);
         blocked_add(run, begin);
-        if (reading < 0)
+        if (reading < 0) {
+            run->saver.save->preserved = true;
             return TR_OK;
+        }
         waiting_tell(&w, run, reading);
     }
 }
 
 void tr_save_preserve_here(tr_run *run)
 {
-    while (!tr_save_preserve(run)) {
+    while (!preserve(run)) {
     }
 }
 

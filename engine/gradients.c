@@ -1,5 +1,7 @@
 #include "engine/gradients.h"
 
+#include <stdio.h>
+
 #include "base/alloc.h"
 #include "kernels/copy_list.h"
 #include "parallel/shard_map.h"
@@ -235,14 +237,24 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
     return replicas_copy(gradients, bucket, kind, gradients->replica_sum, true);
 }
 
+static tr_status bucket_post(tr_gradients *gradients, int bucket, int exchange)
+{
+    char name[32];
+    snprintf(name, sizeof name, "bucket %d", bucket);
+    tr_device_range_begin(gradients->device, name);
+    tr_status status =
+        tr_bucket_reduce_post(&gradients->reducer, bucket, exchange, gradients->item_grads);
+    tr_device_range_end(gradients->device);
+    return status;
+}
+
 /* Posts the buckets of a chunk whose items are all before `end`. */
 static tr_status buckets_post(tr_gradients *gradients, int chunk, int exchange, int end)
 {
     const tr_bucket_reducer *reducer = &gradients->reducer;
     int *next = &gradients->next_bucket[chunk];
     while (*next < reducer->num_buckets && reducer->bucket_first[*next + 1] <= end)
-        TR_TRY(
-            tr_bucket_reduce_post(&gradients->reducer, (*next)++, exchange, gradients->item_grads));
+        TR_TRY(bucket_post(gradients, (*next)++, exchange));
     return TR_OK;
 }
 

@@ -1,7 +1,5 @@
 #include "engine/optimizer.h"
 
-#include <math.h>
-
 void tr_optimizer_init(tr_optimizer *optimizer, tr_stage *stage)
 {
     *optimizer = (tr_optimizer){.stage = stage};
@@ -58,66 +56,59 @@ tr_status tr_optimizer_square_sum(tr_optimizer *optimizer)
     return TR_OK;
 }
 
-/* What an item's update does: an optimizer step, or only its weights in the compute dtype. */
-typedef struct item_update {
-    bool spread_only;
-    double lr, grad_scale;
-} item_update;
+/* Weights of this rank's interval of an item in the compute dtype. */
+static tr_status item_spread(const tr_optimizer *optimizer, const tr_local_param *item)
+{
+    const tr_stage *stage = optimizer->stage;
+    tr_device *device = stage->device;
+    void *compute = tr_weights_target(&stage->weights, item);
+    if (compute == NULL)
+        return TR_OK;
+    return device->ops->convert(device, tr_local_param_held(item), TR_F32,
+                                stage->master + item->state_offset, stage->model.dtype, compute);
+}
 
 /* Updates this rank's interval of an item. */
-static tr_status item_apply(tr_optimizer *optimizer, const tr_local_param *item,
-                            const item_update *update)
+static tr_status item_update(const tr_optimizer *optimizer, const tr_local_param *item)
 {
-    tr_stage *stage = optimizer->stage;
+    const tr_stage *stage = optimizer->stage;
     const tr_config *cfg = stage->cfg;
     tr_device *device = stage->device;
-    int64_t n = tr_local_param_held(item);
-    float *master = stage->master + item->state_offset;
-    void *compute = tr_weights_target(&stage->weights, item);
-    if (update->spread_only)
-        return compute == NULL
-                   ? TR_OK
-                   : device->ops->convert(device, n, TR_F32, master, stage->model.dtype, compute);
-    double t = (double)optimizer->num_updates;
-    tr_adamw args = {.n = n,
-                     .master = master,
+    tr_adamw args = {.n = tr_local_param_held(item),
+                     .master = stage->master + item->state_offset,
                      .m = stage->m != NULL ? stage->m + item->state_offset : NULL,
                      .v = stage->v != NULL ? stage->v + item->state_offset : NULL,
                      .grad = grad_of(optimizer, item),
-                     .grad_scale = (float)update->grad_scale,
-                     .lr = (float)update->lr,
+                     .step = stage->decider.state,
                      .beta1 = (float)cfg->train.beta1,
                      .beta2 = (float)cfg->train.beta2,
                      .eps = (float)cfg->train.eps,
                      .weight_decay = item->param->decay ? (float)cfg->train.weight_decay : 0.0f,
-                     .bias1 = (float)(1.0 - pow(cfg->train.beta1, t)),
-                     .bias2 = (float)(1.0 - pow(cfg->train.beta2, t)),
-                     .compute = compute,
+                     .compute = tr_weights_target(&stage->weights, item),
                      .dtype = stage->model.dtype};
     return cfg->train.optimizer == TR_OPTIMIZER_ADAMW ? device->ops->adamw(device, &args)
                                                       : device->ops->sgd(device, &args);
 }
 
-static tr_status all_apply(tr_optimizer *optimizer, const item_update *update)
+static tr_status all_change(const tr_optimizer *optimizer,
+                            tr_status (*change)(const tr_optimizer *optimizer,
+                                                const tr_local_param *item))
 {
     tr_stage *stage = optimizer->stage;
     for (int i = 0; i < stage->local.num_items; i++)
         if (stage->local.items[i].param->tied_to < 0)
-            TR_TRY(item_apply(optimizer, &stage->local.items[i], update));
+            TR_TRY(change(optimizer, &stage->local.items[i]));
     return tr_weights_changed(&stage->weights);
 }
 
-tr_status tr_optimizer_update(tr_optimizer *optimizer, double lr, double grad_scale)
+tr_status tr_optimizer_update(tr_optimizer *optimizer)
 {
-    optimizer->num_updates++;
-    const item_update update = {.lr = lr, .grad_scale = grad_scale};
-    return all_apply(optimizer, &update);
+    return all_change(optimizer, item_update);
 }
 
 tr_status tr_optimizer_spread(tr_optimizer *optimizer)
 {
-    const item_update update = {.spread_only = true};
-    return all_apply(optimizer, &update);
+    return all_change(optimizer, item_spread);
 }
 
 tr_status tr_optimizer_find_non_finite(tr_optimizer *optimizer, int *row)

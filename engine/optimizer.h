@@ -9,7 +9,6 @@
 
 typedef struct tr_optimizer {
     tr_stage *stage;
-    int64_t num_updates; /* Adam's t: updates applied so far */
 } tr_optimizer;
 
 void tr_optimizer_init(tr_optimizer *optimizer, tr_stage *stage);
@@ -18,8 +17,8 @@ void tr_optimizer_init(tr_optimizer *optimizer, tr_stage *stage);
 tr_status tr_optimizer_tie_gradients(tr_optimizer *optimizer);
 /* Adds the exact squares of this rank's share of the gradients, each parameter once over all ranks, to the stage's sums. */
 tr_status tr_optimizer_square_sum(tr_optimizer *optimizer);
-/* One update with gradients multiplied by grad_scale; the next pass has the new weights. */
-tr_status tr_optimizer_update(tr_optimizer *optimizer, double lr, double grad_scale);
+/* Enqueues the update that the stage's decision wants, if it wants one; the next pass has the new weights. */
+tr_status tr_optimizer_update(tr_optimizer *optimizer);
 /* Weights of the next pass from masters (after initialisation or a load). */
 tr_status tr_optimizer_spread(tr_optimizer *optimizer);
 /* *row: of the first parameter in this rank's share with a non-finite gradient, or -1. The stage's squares are lost. */

@@ -354,7 +354,6 @@ static tr_status stage_create(tr_run *run)
     run->stage.progress = run->all;
     if (run->stage.trace.capacity > 0)
         tr_world_set_trace(run->world, &run->stage.trace);
-    tr_scaler_init(&run->scaler, &run->cfg);
     TR_TRY(masters_init(run));
     return tr_optimizer_spread(&run->optimizer);
 }

@@ -7,7 +7,6 @@
 #include "engine/feed.h"
 #include "engine/optimizer.h"
 #include "engine/saver.h"
-#include "engine/scaler.h"
 #include "engine/trace.h"
 #include "engine/traffic.h"
 #include "engine/trine.h"
@@ -38,16 +37,14 @@ struct tr_run {
     size_t bytes[TR_MEM_NUM];
     tr_stage stage;
     tr_optimizer optimizer;
-    tr_scaler scaler;
     tr_tracer tracer;
     tr_feed *train_feed, *valid_feed;
     tr_microbatch *microbatches; /* [M of this rank] */
     int *microbatch_numbers;     /* [M] in the global batch */
     int num_microbatches;        /* M */
     /* Position: what a checkpoint holds. */
-    int64_t step;     /* completed */
-    uint64_t samples; /* data position */
-    int64_t skips_in_row;
+    int64_t step;        /* completed */
+    uint64_t samples;    /* data position */
     double grad_divisor; /* of the last step: tokens x scale */
     volatile sig_atomic_t stop_requested, save_requested;
     double flops_per_token, peak_flops;
@@ -69,6 +66,9 @@ tr_status tr_run_compare_settings(tr_run *run);
 tr_status tr_run_compare_data(tr_run *run);
 /* A warning on rank 0 when processors or libraries differ. */
 tr_status tr_run_compare_numerics(tr_run *run);
+
+/* Collective (run_decide.c): what follows the backward pass of a step, with its numbers in *metrics. TR_ERR_NUMERICS after train.max_skips skipped steps in a row. */
+tr_status tr_run_decide(tr_run *run, tr_metrics *metrics);
 
 /* Opens data.train at the run's data position (a second call closes the first). */
 tr_status tr_run_feed_open(tr_run *run);

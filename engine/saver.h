@@ -46,9 +46,7 @@ void tr_saver_clear(tr_saver *saver);
 
 /* ---- in a step; nothing happens where no save is under way ---- */
 
-/* Before an update: true when masters and moments of this rank may change. Copies; waits for a moment at most. */
-bool tr_save_preserve(struct tr_run *run);
-/* Collective, where that was false on some rank: until it is true on all. */
+/* Collective, before an update: until masters and moments may change on all ranks. */
 tr_status tr_save_preserve_all(struct tr_run *run);
 /* The same for this rank alone, however long it takes. */
 void tr_save_preserve_here(struct tr_run *run);

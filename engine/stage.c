@@ -282,7 +282,9 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     workspace_init(stage);
     scratch_init(stage);
     tr_arena *host = tr_stage_host_arena(arenas, device);
-    tr_step_sums_init(&stage->sums, device, &arenas[TR_MEM_WORKSPACE], host);
+    tr_step_sums_init(&stage->sums, cfg->derived.num_ranks == 1, device, &arenas[TR_MEM_WORKSPACE],
+                      host);
+    tr_decider_init(&stage->decider, cfg, device, &arenas[TR_MEM_WORKSPACE], host);
     tr_upload_init(&stage->upload, &stage->model, num_microbatches, &arenas[TR_MEM_WORKSPACE],
                    host);
     tr_trace_layout(&stage->trace, cfg, mesh, host);
@@ -313,6 +315,7 @@ void tr_stage_clear(tr_stage *stage)
     tr_free(stage->slots);
     tr_free(stage->heads);
     tr_free(stage->head_of);
+    tr_decider_clear(&stage->decider);
     tr_upload_clear(&stage->upload);
     tr_gradients_clear(&stage->gradients);
     tr_weights_clear(&stage->weights);
@@ -395,6 +398,7 @@ tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
     stage->tied.pipeline = groups->pipeline;
     stage->upload.world = stage->sums.world = groups->world;
     TR_TRY(tr_upload_connect(&stage->upload));
+    TR_TRY(tr_decider_connect(&stage->decider));
     const tr_stage_functions functions = tr_stage_pass_functions(stage);
     TR_TRY(tr_pipeline_exec_create(&stage->train_exec, stage->schedule, stage->mesh.pipeline,
                                    groups->pipeline, stage->device, transfer_bytes(stage),

@@ -6,6 +6,7 @@
 #define TR_ENGINE_STAGE_H
 
 #include "base/trace_ring.h"
+#include "engine/decider.h"
 #include "engine/gradients.h"
 #include "engine/model/model.h"
 #include "engine/step_sums.h"
@@ -76,11 +77,11 @@ typedef struct tr_stage {
         progress; /* any group: between units of work, what was posted on all is moved on; NULL with one rank */
     tr_upload upload;
     tr_step_sums sums; /* losses and squares of gradients since their reset */
+    tr_decider decider;
     tr_trace_ring trace;
     /* of the current pass */
     const tr_microbatch *microbatches;    /* [M of this rank] */
     int written_unit, written_microbatch; /* whose weight gradients are being written */
-    float grad_scale; /* what the sum of losses is multiplied by before backward */
 } tr_stage;
 
 /* As in the mesh, NULL for axes of size 1. */
@@ -111,8 +112,7 @@ static inline tr_chunk *tr_stage_chunk(const tr_stage *stage, int number)
 }
 
 /* Forward and backward of a step's microbatches; leaves gradients finished (tr_gradients_finish) and adds the losses of this rank to stage->sums. */
-tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
-                         float grad_scale);
+tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step);
 /* Forward only, dropout off; adds to stage->sums. */
 tr_status tr_stage_evaluate(tr_stage *stage, const tr_microbatch *microbatches);
 

@@ -56,7 +56,8 @@ static tr_status stage_forward(void *context, int number, int microbatch, int sl
         return TR_OK;
     TR_TRY(tr_weights_acquire(&stage->weights, TR_UNIT_HEAD));
     begin = tr_trace_now(&stage->trace);
-    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, stage->sums.loss));
+    int64_t *loss = stage->mesh.tensor == 0 ? stage->sums.loss : NULL; /* it is the same on all */
+    TR_TRY(tr_head_forward(model, batch, &head->saved, head->x, loss));
     return unit_done(stage, "head", -1, begin);
 }
 
@@ -142,7 +143,7 @@ static tr_status backward_top(const backward_pass *pass, const void **dy)
         tr_head_slot *head = head_of(stage, pass->microbatch);
         TR_TRY(tr_head_backward(model, &stage->microbatches[pass->microbatch], &head->saved,
                                 pass->pending != NULL ? &pass->pending->head : NULL, head->x,
-                                stage->grad_scale, dx));
+                                &stage->decider.state->backward_scale, dx));
         return unit_done(stage, "head", -1, begin);
     }
     if (pass->pending == NULL)
@@ -242,13 +243,11 @@ tr_stage_functions tr_stage_pass_functions(tr_stage *stage)
                                 .backward_weight = stage_backward_weight};
 }
 
-tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step,
-                         float grad_scale)
+tr_status tr_stage_train(tr_stage *stage, const tr_microbatch *microbatches, int64_t step)
 {
     stage->microbatches = microbatches;
     stage->model.step = step;
     stage->model.training = true;
-    stage->grad_scale = grad_scale;
     double begin = tr_trace_now(&stage->trace);
     TR_TRY(tr_weights_pass_begin(&stage->weights, true));
     tr_trace_part(&stage->trace, "begin weights", begin);

@@ -99,6 +99,10 @@ struct tr_device {
     /* The host waits, asleep, until `stream` has done all its work. */
     tr_status (*synchronize)(tr_device *device, tr_stream stream);
 
+    /* Names what the owning thread enqueues from here to the end, for profilers of the device; ranges lie inside one another or apart. NULL: there is none to be told. */
+    void (*range_begin)(tr_device *device, const char *name);
+    void (*range_end)(tr_device *device);
+
     void (*destroy)(tr_device *device);
 };
 
@@ -117,6 +121,18 @@ tr_status tr_cpu_library_product_run(tr_cpu_library_product *product);
 void tr_cpu_library_product_destroy(tr_cpu_library_product *product);
 
 void tr_device_destroy(tr_device *device);
+
+static inline void tr_device_range_begin(tr_device *device, const char *name)
+{
+    if (device->range_begin != NULL)
+        device->range_begin(device, name);
+}
+
+static inline void tr_device_range_end(tr_device *device)
+{
+    if (device->range_end != NULL)
+        device->range_end(device);
+}
 
 #ifdef __cplusplus
 }

@@ -108,15 +108,55 @@ typedef struct tr_residual_norm {
     float *mean, *rstd; /* mean unused for RMS, may be NULL */
 } tr_residual_norm;
 
-/* One AdamW step (Loshchilov & Hutter 2019, decoupled decay) over n elements:
+/* What loss_sum adds to: an exact sum of doubles (base/exact_sum.h), then the number of its terms. Zeros are an empty one; limbs of several ranks are added up
+ * element by element. */
+enum { TR_LOSS_SUM_TOKENS = TR_FIXED_SUM_LIMBS, TR_LOSS_SUM_LIMBS };
+
+/* What a step is decided by: the limbs of the squares of its gradients, then those of its losses. */
+enum { TR_STEP_SUMS = TR_SQUARE_SUM_LIMBS + TR_LOSS_SUM_LIMBS };
+
+/* Where a run's updates stand. It lies in the device's memory: `decide` moves it on, and what follows reads there what it needs, so that no number of a step has to
+ * go by way of the host, which reads it late. */
+typedef struct tr_step_state {
+    /* From step to step. */
+    double loss_scale;    /* a power of two; 1 where there is none */
+    int64_t updates;      /* made so far: Adam's t */
+    int64_t good_steps;   /* that were not skipped, since loss_scale last moved */
+    int64_t skips_in_row; /* up to now */
+    /* Of the last decision. */
+    int64_t skipped;     /* not 0: a gradient or a loss was not finite, and nothing changes */
+    int64_t tokens;      /* counted ones of the global batch */
+    double loss;         /* their mean; NaN when one was not finite */
+    double grad_divisor; /* summed gradients divided by it are those of the mean loss */
+    double grad_norm;    /* of those, before clipping */
+    float grad_scale, lr, bias1, bias2; /* of its update (tr_adamw) */
+    float backward_scale; /* what the next backward pass multiplies the sum of losses by */
+} tr_step_state;
+
+/* The decision of a step, from the sums of all ranks, which it adds up; `state` has the loss scale that its backward pass had.
+ *   divisor = tokens loss_scale / token_scale; norm = sqrt(squares) / divisor; factor = min(1, clip / (norm + 1e-6)); grad_scale = factor / divisor
+ * in double, in this order (kernels/decide.h). Dynamic loss scale (Micikevicius et al. 2018): halved after a skip, doubled after growth_interval steps without one,
+ * from 1 to 2^24. */
+typedef struct tr_decision {
+    int num_parts;
+    const int64_t *sums; /* [num_parts][TR_STEP_SUMS]: parts of all ranks, or their sum */
+    double token_scale;  /* fp16: a power of two that keeps sums over a batch in range; else 1 */
+    double clip;         /* largest norm; 0: any */
+    int64_t growth_interval; /* 0: the loss scale stays as it is */
+    float lr, bias1, bias2;  /* of the update, should it be made: the one after state->updates */
+    tr_step_state *state;
+} tr_decision;
+
+/* One AdamW step (Loshchilov & Hutter 2019, decoupled decay) over n elements, unless step->skipped:
  *   g = grad * grad_scale; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2;
  *   master = master (1 - lr weight_decay) - lr (m / bias1) / (sqrt(v / bias2) + eps);   bias_i = 1 - beta_i^t
- * compute (may be NULL) receives master rounded to `dtype`. */
+ * with grad_scale, lr and bias_i of *step. compute (may be NULL) receives master rounded to `dtype`. */
 typedef struct tr_adamw {
     int64_t n;
     float *master, *m, *v;
     const float *grad;
-    float grad_scale, lr, beta1, beta2, eps, weight_decay, bias1, bias2;
+    const tr_step_state *step;
+    float beta1, beta2, eps, weight_decay;
     void *compute;
     tr_dtype dtype;
 } tr_adamw;
@@ -127,10 +167,6 @@ typedef struct tr_copy {
     const void *src;
     size_t bytes;
 } tr_copy;
-
-/* What loss_sum adds to: an exact sum of doubles (base/exact_sum.h), then the number of its terms. Zeros are an empty one; limbs of several ranks are added up
- * element by element. */
-enum { TR_LOSS_SUM_TOKENS = TR_FIXED_SUM_LIMBS, TR_LOSS_SUM_LIMBS };
 
 typedef struct tr_ops {
     const char *name; /* "cpu", "cuda" */
@@ -208,19 +244,21 @@ typedef struct tr_ops {
     tr_status (*xent_sum)(tr_device *device, tr_dtype dtype, int64_t R, int64_t V, int64_t stride,
                           int64_t vocab_begin, const void *logits, const int32_t *labels,
                           const float *max, float *sum_target);
-    /* logits become their gradient in place: scale (exp(logit - max) / sum - [v == label]) for rows with label >= 0, zero for the others and in the
+    /* logits become their gradient in place: *scale (exp(logit - max) / sum - [v == label]) for rows with label >= 0, zero for the others and in the
      * columns V ... stride-1 (padding). max, sum_target: the values of the whole vocabulary. */
     tr_status (*xent_backward)(tr_device *device, tr_dtype dtype, int64_t R, int64_t V,
                                int64_t stride, int64_t vocab_begin, void *logits,
                                const int32_t *labels, const float *max, const float *sum_target,
-                               float scale);
+                               const float *scale);
     /* Adds the cross-entropy log(sum) + max - target of every row with labels[r] >= 0, in double, and the number of these rows to limbs
      * [TR_LOSS_SUM_LIMBS]. max, sum_target: as in xent_backward. */
     tr_status (*loss_sum)(tr_device *device, int64_t R, const int32_t *labels, const float *max,
                           const float *sum_target, int64_t *limbs);
 
+    /* Moves args->state on. Its sums were made by what was enqueued before. */
+    tr_status (*decide)(tr_device *device, const tr_decision *args);
     tr_status (*adamw)(tr_device *device, const tr_adamw *args);
-    /* master -= lr (grad grad_scale + weight_decay master); m, v and Adam's constants are not used. */
+    /* master -= lr (grad grad_scale + weight_decay master), unless step->skipped; m, v and Adam's constants are not used. */
     tr_status (*sgd)(tr_device *device, const tr_adamw *args);
     /* Exact sum of squares of x[n], added into the limbs of base/exact_sum.h (TR_SQUARE_SUM_LIMBS int64). */
     tr_status (*square_sum)(tr_device *device, int64_t n, const float *x, int64_t *limbs);

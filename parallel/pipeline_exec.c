@@ -6,6 +6,8 @@
  * list. */
 #include "parallel/pipeline_exec.h"
 
+#include <stdio.h>
+
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/integers.h"
@@ -244,14 +246,26 @@ void tr_pipeline_exec_set_trace(tr_pipeline_exec *exec, tr_trace_ring *trace)
     exec->trace = trace;
 }
 
+static const char *action_name(const tr_action *action)
+{
+    return action->kind == TR_ACTION_FORWARD ? "F" : action->kind == TR_ACTION_BACKWARD ? "B" : "W";
+}
+
+static void action_range_begin(const tr_pipeline_exec *exec, const tr_action *action)
+{
+    char name[32];
+    if (exec->device->range_begin == NULL)
+        return;
+    snprintf(name, sizeof name, "%d%s%d", action->chunk, action_name(action), action->microbatch);
+    tr_device_range_begin(exec->device, name);
+}
+
 static void action_trace(const tr_pipeline_exec *exec, const tr_action *action, double begin)
 {
     if (!tr_trace_is_on(exec->trace))
         return;
-    const char *name = action->kind == TR_ACTION_FORWARD    ? "F"
-                       : action->kind == TR_ACTION_BACKWARD ? "B"
-                                                            : "W";
-    tr_trace_event *event = tr_trace_add(exec->trace, TR_TRACE_COMPUTE, 0, name, begin);
+    tr_trace_event *event =
+        tr_trace_add(exec->trace, TR_TRACE_COMPUTE, 0, action_name(action), begin);
     event->chunk = action->chunk;
     event->microbatch = action->microbatch;
 }
@@ -298,7 +312,10 @@ static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
     double begin = tr_trace_now(exec->trace);
     if (action->kind == TR_ACTION_FORWARD && ++exec->live > exec->peak_live)
         exec->peak_live = exec->live;
-    TR_TRY(call_stage(exec, one));
+    action_range_begin(exec, action);
+    tr_status status = call_stage(exec, one);
+    tr_device_range_end(exec->device);
+    TR_TRY(status);
     action_trace(exec, action, begin);
     if (!exec->keeps_activations || action->kind == TR_ACTION_WEIGHT || one->with_weight)
         exec->live--;

@@ -18,6 +18,7 @@ typedef struct tensors {
     float *weight[2];    /* [H] fp32: gradients */
     float *cos_sin;      /* [T, D] */
     int32_t *ids;        /* [rows] */
+    tr_step_state *step;
     unsigned char *memory;
     size_t bytes;
 } tensors;
@@ -48,6 +49,7 @@ static size_t tensors_place(tensors *t, unsigned char *base)
         PLACE(t->weight[i], (size_t)BENCH_H * 4);
     PLACE(t->cos_sin, (size_t)BENCH_T * BENCH_D * 4);
     PLACE(t->ids, (size_t)BENCH_ROWS * 4);
+    PLACE(t->step, sizeof *t->step);
 #undef PLACE
     return used;
 }
@@ -87,6 +89,8 @@ static tr_status tensors_create(const bench *b, tr_dtype dtype, tensors *t)
         t->ids[i] = (int32_t)(i * 7919 % BENCH_V);
         t->row[1][i] = 1.0f;
     }
+    *t->step = (tr_step_state){
+        .grad_scale = 1.0f, .lr = 1e-4f, .bias1 = 0.5f, .bias2 = 0.5f, .backward_scale = 1.0f};
     return TR_OK;
 }
 
@@ -147,14 +151,11 @@ static tr_status run_adamw(const bench *b, const tensors *t)
                            .m = t->parameter[2],
                            .v = t->parameter[3],
                            .grad = t->parameter[0],
-                           .grad_scale = 1.0f,
-                           .lr = 1e-4f,
+                           .step = t->step,
                            .beta1 = 0.9f,
                            .beta2 = 0.95f,
                            .eps = 1e-8f,
                            .weight_decay = 0.1f,
-                           .bias1 = 0.5f,
-                           .bias2 = 0.5f,
                            .compute = t->logits,
                            .dtype = t->dtype};
     return b->device->ops->adamw(b->device, &args);
@@ -185,8 +186,9 @@ OPERATION(run_xent_max,
           xent_max(DEVICE, t->dtype, BENCH_ROWS, BENCH_V, BENCH_V, t->logits, t->row[0]))
 OPERATION(run_xent_sum, xent_sum(DEVICE, t->dtype, BENCH_ROWS, BENCH_V, BENCH_V, 0, t->logits,
                                  t->ids, t->row[0], t->pair))
-OPERATION(run_xent_backward, xent_backward(DEVICE, t->dtype, BENCH_ROWS, BENCH_V, BENCH_V, 0,
-                                           t->logits, t->ids, t->row[0], t->pair, 1.0f))
+OPERATION(run_xent_backward,
+          xent_backward(DEVICE, t->dtype, BENCH_ROWS, BENCH_V, BENCH_V, 0, t->logits, t->ids,
+                        t->row[0], t->pair, &t->step->backward_scale))
 
 #define LOGITS ((double)BENCH_ROWS * BENCH_V)
 /* Half of B heads T^2 pairs; two products forward, five backward, 2 D operations each. */

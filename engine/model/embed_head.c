@@ -124,13 +124,15 @@ tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_h
                           const void *x, int64_t *loss)
 {
     TR_TRY(logits_compute(model, microbatch, saved, x));
+    if (loss == NULL)
+        return TR_OK;
     return model->device->ops->loss_sum(model->device, model->R, microbatch->labels, saved->max,
                                         saved->sum_target, loss);
 }
 
 /* saved->logits -> their gradient. */
 static tr_status logits_gradient(tr_model *model, const tr_microbatch *microbatch,
-                                 const tr_head_saved *saved, const void *x, float scale)
+                                 const tr_head_saved *saved, const void *x, const float *scale)
 {
     if (model->cfg->memory.recompute == TR_RECOMPUTE_FULL)
         TR_TRY(logits_compute(model, microbatch, saved, x));
@@ -141,7 +143,7 @@ static tr_status logits_gradient(tr_model *model, const tr_microbatch *microbatc
 
 tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch,
                            const tr_head_saved *kept, const tr_head_pending *pending, const void *x,
-                           float scale, void *dx)
+                           const float *scale, void *dx)
 {
     bool input = (model->parts & TR_BACKWARD_INPUT) != 0;
     bool weight = (model->parts & TR_BACKWARD_WEIGHT) != 0;

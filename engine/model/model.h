@@ -163,13 +163,14 @@ tr_status tr_block_backward(tr_model *model, int layer, const tr_microbatch *mic
                             const tr_block_saved *saved, const tr_block_pending *pending,
                             const void *x, const void *dy, void *dx);
 
-/* Final norm, logits and their statistics; the losses of labelled rows are added to loss [TR_LOSS_SUM_LIMBS] of the device on every tensor rank alike. */
+/* Final norm, logits and their statistics; the losses of labelled rows are added to loss [TR_LOSS_SUM_LIMBS] of the device, where it is not NULL: they are the same on
+ * all tensor ranks. */
 tr_status tr_head_forward(tr_model *model, const tr_microbatch *microbatch, tr_head_saved *saved,
                           const void *x, int64_t *loss);
-/* Gradient of scale * (sum of losses); dx [S,H] from the input part. Consumes the logits. pending as in tr_block_backward. */
+/* Gradient of *scale (the device's) * (sum of losses); dx [S,H] from the input part. Consumes the logits. pending as in tr_block_backward. */
 tr_status tr_head_backward(tr_model *model, const tr_microbatch *microbatch,
                            const tr_head_saved *saved, const tr_head_pending *pending,
-                           const void *x, float scale, void *dx);
+                           const void *x, const float *scale, void *dx);
 
 /* Shared by the files of this folder: the Philox key of a dropout site in this step. */
 tr_dropout tr_model_dropout(const tr_model *model, const tr_microbatch *microbatch,

@@ -205,6 +205,7 @@ tr_status tr_cpu_device_create(tr_device **out, int num_threads)
     device->num_threads = num_threads;
     device->ops.name = "cpu";
     device->ops.matmul = tr_cpu_matmul;
+    device->ops.decide = tr_cpu_decide;
     tr_cpu_vector_ops(&device->ops, tr_cpu_isa_best());
     tr_status status;
     TR_TRY_GOTO(status, tr_thread_pool_create(num_threads, &device->pool), destroy);

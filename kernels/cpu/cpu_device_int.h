@@ -51,5 +51,6 @@ size_t tr_cpu_rowwise_workspace(const tr_workspace_need *need, int num_threads);
 /* Entries of the operation table (kernels/ops.h) that are written for one instruction set or choose it themselves; the others are set by
  * tr_cpu_vector_ops (cpu_isa.h). */
 tr_status tr_cpu_matmul(tr_device *device, const tr_matmul *args);
+tr_status tr_cpu_decide(tr_device *device, const tr_decision *args);
 
 #endif

@@ -10,6 +10,7 @@ enum { PIECE = 16384, SQUARE_PIECE = 1 << 18 }; /* elements */
 /* Per-step constants, rounded to fp32 once. */
 typedef struct update {
     const tr_adamw *args;
+    float grad_scale, lr, bias1, bias2;
     float decay;      /* 1 - lr weight_decay */
     float beta1_rest; /* 1 - beta1 */
     float beta2_rest; /* 1 - beta2 */
@@ -18,10 +19,10 @@ typedef struct update {
 TR_VEC_INLINE void adamw_vec(tr_dtype dtype, const update *u, int64_t begin, int64_t i, int count)
 {
     const tr_adamw *a = u->args;
-    tr_vec g = tr_vec_load(TR_F32, a->grad, begin + i, count) * a->grad_scale;
+    tr_vec g = tr_vec_load(TR_F32, a->grad, begin + i, count) * u->grad_scale;
     tr_vec m = a->beta1 * tr_vec_load(TR_F32, a->m, begin + i, count) + u->beta1_rest * g;
     tr_vec v = a->beta2 * tr_vec_load(TR_F32, a->v, begin + i, count) + u->beta2_rest * (g * g);
-    tr_vec step = a->lr * (m / a->bias1) / (tr_vec_sqrt(v / a->bias2) + a->eps);
+    tr_vec step = u->lr * (m / u->bias1) / (tr_vec_sqrt(v / u->bias2) + a->eps);
     tr_vec master = tr_vec_load(TR_F32, a->master, begin + i, count) * u->decay - step;
     tr_vec_store(TR_F32, a->m, begin + i, count, m);
     tr_vec_store(TR_F32, a->v, begin + i, count, v);
@@ -50,14 +51,21 @@ static void adamw_piece(void *ctx, int64_t piece, int thread)
 
 static update update_init(const tr_adamw *args)
 {
+    const tr_step_state *step = args->step;
     return (update){.args = args,
-                    .decay = (float)(1.0 - (double)args->lr * (double)args->weight_decay),
+                    .grad_scale = step->grad_scale,
+                    .lr = step->lr,
+                    .bias1 = step->bias1,
+                    .bias2 = step->bias2,
+                    .decay = (float)(1.0 - (double)step->lr * (double)args->weight_decay),
                     .beta1_rest = (float)(1.0 - (double)args->beta1),
                     .beta2_rest = (float)(1.0 - (double)args->beta2)};
 }
 
 static tr_status adamw(tr_device *device, const tr_adamw *args)
 {
+    if (args->step->skipped != 0)
+        return TR_OK;
     update u = update_init(args);
     tr_cpu_parallel_for(device, (args->n + PIECE - 1) / PIECE, adamw_piece, &u);
     return TR_OK;
@@ -66,9 +74,9 @@ static tr_status adamw(tr_device *device, const tr_adamw *args)
 TR_VEC_INLINE void sgd_vec(tr_dtype dtype, const update *u, int64_t begin, int64_t i, int count)
 {
     const tr_adamw *a = u->args;
-    tr_vec g = tr_vec_load(TR_F32, a->grad, begin + i, count) * a->grad_scale;
+    tr_vec g = tr_vec_load(TR_F32, a->grad, begin + i, count) * u->grad_scale;
     tr_vec master = tr_vec_load(TR_F32, a->master, begin + i, count);
-    master -= a->lr * (g + a->weight_decay * master);
+    master -= u->lr * (g + a->weight_decay * master);
     tr_vec_store(TR_F32, a->master, begin + i, count, master);
     if (a->compute != NULL)
         tr_vec_store(dtype, a->compute, begin + i, count, master);
@@ -88,6 +96,8 @@ static void sgd_piece(void *ctx, int64_t piece, int thread)
 
 static tr_status sgd(tr_device *device, const tr_adamw *args)
 {
+    if (args->step->skipped != 0)
+        return TR_OK;
     update u = update_init(args);
     tr_cpu_parallel_for(device, (args->n + PIECE - 1) / PIECE, sgd_piece, &u);
     return TR_OK;

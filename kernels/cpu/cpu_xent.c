@@ -170,7 +170,7 @@ static void backward_piece(void *ctx, int64_t piece, int thread)
 static tr_status xent_backward(tr_device *device, tr_dtype dtype, int64_t R, int64_t V,
                                int64_t stride, int64_t vocab_begin, void *logits,
                                const int32_t *labels, const float *max, const float *sum_target,
-                               float scale)
+                               const float *scale)
 {
     xent a = {.dtype = dtype,
               .R = R,
@@ -181,7 +181,7 @@ static tr_status xent_backward(tr_device *device, tr_dtype dtype, int64_t R, int
               .labels = labels,
               .max = max,
               .sum_target = sum_target,
-              .scale = scale};
+              .scale = *scale};
     tr_cpu_parallel_for(device, (R + PIECE_ROWS - 1) / PIECE_ROWS, backward_piece, &a);
     return TR_OK;
 }

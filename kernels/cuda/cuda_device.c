@@ -346,6 +346,7 @@ tr_status tr_cuda_device_create(tr_device **out, const tr_cuda_options *options)
                                .event_synchronize = event_synchronize,
                                .synchronize = synchronize,
                                .destroy = destroy};
+    tr_cuda_ranges_set(&device->base);
     tr_status status;
     TR_TRY_GOTO(status, open_device(device, options), destroy);
     *out = &device->base;

@@ -28,6 +28,9 @@ static inline tr_cuda_device *tr_cuda_device_of(tr_device *device)
     return (tr_cuda_device *)device;
 }
 
+/* cuda_range.c, or cuda_range_absent.c where the toolkit has no NVTX: what tells profilers of ranges. */
+void tr_cuda_ranges_set(tr_device *device);
+
 /* cuda_ops.c: the operations of every CUDA device, and the scratch that they need. */
 extern const tr_ops tr_cuda_ops;
 size_t tr_cuda_ops_workspace(const tr_device *device, const tr_workspace_need *need);

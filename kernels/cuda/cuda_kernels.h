@@ -1,7 +1,7 @@
 /* The launchers of the CUDA device's own kernels: one per entry of the operation table (kernels/ops.h) but products and attention.
  *
  * Shapes, rounding and meaning are those of the entry. Each enqueues on `stream` and returns; a status other than TR_OK says
- * that a launch was refused. Every pointer is device memory, also ids, labels, dropout->samples and limbs; tree_sum's array of
+ * that a launch was refused. Every pointer is device memory, also ids, labels, dropout->samples, limbs, sums, states and scales; tree_sum's array of
  * pointers and copy_many's copies are the host's and have been read when the call returns. Grids and blocks are functions of shapes alone: neither the
  * number of multiprocessors nor an address changes a bit, since operands that are not 16-byte aligned take the same elements in
  * the same order with narrower loads.
@@ -77,10 +77,11 @@ tr_status tr_cuda_xent_sum(cudaStream_t stream, tr_dtype dtype, int64_t R, int64
 tr_status tr_cuda_xent_backward(cudaStream_t stream, tr_dtype dtype, int64_t R, int64_t V,
                                 int64_t stride, int64_t vocab_begin, void *logits,
                                 const int32_t *labels, const float *max, const float *sum_target,
-                                float scale);
+                                const float *scale);
 tr_status tr_cuda_loss_sum(cudaStream_t stream, int64_t R, const int32_t *labels, const float *max,
                            const float *sum_target, int64_t *limbs);
 
+tr_status tr_cuda_decide(cudaStream_t stream, const tr_decision *args);
 tr_status tr_cuda_adamw(cudaStream_t stream, const tr_adamw *args);
 tr_status tr_cuda_sgd(cudaStream_t stream, const tr_adamw *args);
 tr_status tr_cuda_square_sum(cudaStream_t stream, int64_t n, const float *x, int64_t *limbs);

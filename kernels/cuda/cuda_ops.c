@@ -121,7 +121,7 @@ static tr_status xent_sum(tr_device *device, tr_dtype dtype, int64_t R, int64_t 
 static tr_status xent_backward(tr_device *device, tr_dtype dtype, int64_t R, int64_t V,
                                int64_t stride, int64_t vocab_begin, void *logits,
                                const int32_t *labels, const float *max, const float *sum_target,
-                               float scale)
+                               const float *scale)
 {
     return tr_cuda_xent_backward(stream_of(device), dtype, R, V, stride, vocab_begin, logits,
                                  labels, max, sum_target, scale);
@@ -131,6 +131,11 @@ static tr_status loss_sum(tr_device *device, int64_t R, const int32_t *labels, c
                           const float *sum_target, int64_t *limbs)
 {
     return tr_cuda_loss_sum(stream_of(device), R, labels, max, sum_target, limbs);
+}
+
+static tr_status decide(tr_device *device, const tr_decision *args)
+{
+    return tr_cuda_decide(stream_of(device), args);
 }
 
 static tr_status adamw(tr_device *device, const tr_adamw *args)
@@ -238,6 +243,7 @@ const tr_ops tr_cuda_ops = {
     .xent_sum = xent_sum,
     .xent_backward = xent_backward,
     .loss_sum = loss_sum,
+    .decide = decide,
     .adamw = adamw,
     .sgd = sgd,
     .square_sum = square_sum,

@@ -5,25 +5,19 @@
 
 enum { UPDATE_THREADS = 256 };
 
-/* The step's constants, rounded to fp32 once. */
+/* The run's constants, rounded to fp32 once. */
 typedef struct update_constants {
-    float grad_scale, lr, beta1, beta2, eps, weight_decay, bias1, bias2;
-    float decay;      /* 1 - lr weight_decay */
+    float beta1, beta2, eps, weight_decay;
     float beta1_rest; /* 1 - beta1 */
     float beta2_rest; /* 1 - beta2 */
 } update_constants;
 
 static update_constants constants_of(const tr_adamw *args)
 {
-    update_constants u = {args->grad_scale,
-                          args->lr,
-                          args->beta1,
+    update_constants u = {args->beta1,
                           args->beta2,
                           args->eps,
                           args->weight_decay,
-                          args->bias1,
-                          args->bias2,
-                          (float)(1.0 - (double)args->lr * (double)args->weight_decay),
                           (float)(1.0 - (double)args->beta1),
                           (float)(1.0 - (double)args->beta2)};
     return u;
@@ -32,8 +26,8 @@ static update_constants constants_of(const tr_adamw *args)
 /* Moves n (28 + size of T) bytes; a square root and three divisions an element. compute may be NULL. */
 template <typename T, bool WIDE>
 __global__ void __launch_bounds__(UPDATE_THREADS)
-    adamw_kernel(int64_t n, update_constants u, const float *grads, float *masters, float *ms,
-                 float *vs, T *compute)
+    adamw_kernel(int64_t n, update_constants u, const tr_step_state *step, const float *grads,
+                 float *masters, float *ms, float *vs, T *compute)
 {
     int64_t at = ((int64_t)blockIdx.x * UPDATE_THREADS + threadIdx.x) * TR_GROUP;
     int count = tr_group_count(at, n);
@@ -44,13 +38,18 @@ __global__ void __launch_bounds__(UPDATE_THREADS)
     tr_group<float> v = tr_group_load<float, WIDE>(vs + at, count);
     tr_group<float> master = tr_group_load<float, WIDE>(masters + at, count);
     tr_group<T> rounded;
+    if (step->skipped != 0) /* known when the elements are there: none waits for it */
+        return;
+    const float grad_scale = step->grad_scale, lr = step->lr;
+    const float bias1 = step->bias1, bias2 = step->bias2;
+    const float decay = (float)(1.0 - (double)lr * (double)u.weight_decay);
 #pragma unroll
     for (int i = 0; i < TR_GROUP; i++) {
-        float g = grad.get(i) * u.grad_scale;
+        float g = grad.get(i) * grad_scale;
         float mean = u.beta1 * m.get(i) + u.beta1_rest * g;
         float square = u.beta2 * v.get(i) + u.beta2_rest * (g * g);
-        float step = u.lr * (mean / u.bias1) / (sqrtf(square / u.bias2) + u.eps);
-        float value = master.get(i) * u.decay - step;
+        float change = lr * (mean / bias1) / (sqrtf(square / bias2) + u.eps);
+        float value = master.get(i) * decay - change;
         m.set(i, mean);
         v.set(i, square);
         master.set(i, value);
@@ -66,7 +65,8 @@ __global__ void __launch_bounds__(UPDATE_THREADS)
 /* Moves n (12 + size of T) bytes. */
 template <typename T, bool WIDE>
 __global__ void __launch_bounds__(UPDATE_THREADS)
-    sgd_kernel(int64_t n, update_constants u, const float *grads, float *masters, T *compute)
+    sgd_kernel(int64_t n, update_constants u, const tr_step_state *step, const float *grads,
+               float *masters, T *compute)
 {
     int64_t at = ((int64_t)blockIdx.x * UPDATE_THREADS + threadIdx.x) * TR_GROUP;
     int count = tr_group_count(at, n);
@@ -75,10 +75,13 @@ __global__ void __launch_bounds__(UPDATE_THREADS)
     tr_group<float> grad = tr_group_load<float, WIDE>(grads + at, count);
     tr_group<float> master = tr_group_load<float, WIDE>(masters + at, count);
     tr_group<T> rounded;
+    if (step->skipped != 0)
+        return;
+    const float grad_scale = step->grad_scale, lr = step->lr;
 #pragma unroll
     for (int i = 0; i < TR_GROUP; i++) {
-        float g = grad.get(i) * u.grad_scale, value = master.get(i);
-        value -= u.lr * (g + u.weight_decay * value);
+        float g = grad.get(i) * grad_scale, value = master.get(i);
+        value -= lr * (g + u.weight_decay * value);
         master.set(i, value);
         rounded.set(i, value);
     }
@@ -97,9 +100,9 @@ static tr_status update_launch(cudaStream_t stream, const tr_adamw *args, bool a
     T *compute = args->compute != NULL ? (T *)args->compute + begin : NULL;
     if (adam)
         return TR_LAUNCH((adamw_kernel<T, WIDE>), blocks, UPDATE_THREADS, 0, stream, n, u,
-                         args->grad + begin, args->master + begin, args->m + begin, args->v + begin,
-                         compute);
-    return TR_LAUNCH((sgd_kernel<T, WIDE>), blocks, UPDATE_THREADS, 0, stream, n, u,
+                         args->step, args->grad + begin, args->master + begin, args->m + begin,
+                         args->v + begin, compute);
+    return TR_LAUNCH((sgd_kernel<T, WIDE>), blocks, UPDATE_THREADS, 0, stream, n, u, args->step,
                      args->grad + begin, args->master + begin, compute);
 }
 

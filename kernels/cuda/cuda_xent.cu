@@ -107,14 +107,14 @@ template <typename T, bool WIDE>
 __global__ void __launch_bounds__(XENT_THREADS)
     xent_backward_kernel(int64_t V, int64_t stride, int64_t vocab_begin, T *logits,
                          const int32_t *labels, const float *max, const float *sum_target,
-                         float scale)
+                         const float *scale)
 {
     const int64_t r = blockIdx.x;
     T *row = logits + r * stride;
     const int64_t step = (int64_t)XENT_THREADS * TR_GROUP;
     const bool counts = labels[r] >= 0;
     const int64_t label = labels[r] - vocab_begin, columns = counts ? V : 0;
-    const float largest = max[r], inverse_sum = 1.0f / sum_target[2 * r];
+    const float largest = max[r], inverse_sum = 1.0f / sum_target[2 * r], factor = *scale;
 #pragma unroll 4
     for (int64_t c = (int64_t)threadIdx.x * TR_GROUP; c < stride; c += step) {
         int count = tr_group_count(c, columns);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(XENT_THREADS)
 #pragma unroll
         for (int i = 0; i < TR_GROUP; i++) {
             float p = xent_exp(group.get(i) - largest) * inverse_sum;
-            float gradient = scale * (p - (c + i == label ? 1.0f : 0.0f));
+            float gradient = factor * (p - (c + i == label ? 1.0f : 0.0f));
             group.set(i, i < count ? gradient : 0.0f);
         }
         tr_group_store<T, WIDE>(row + c, tr_group_count(c, stride), group);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(XENT_THREADS)
 extern "C" tr_status tr_cuda_xent_backward(cudaStream_t stream, tr_dtype dtype, int64_t R,
                                            int64_t V, int64_t stride, int64_t vocab_begin,
                                            void *logits, const int32_t *labels, const float *max,
-                                           const float *sum_target, float scale)
+                                           const float *sum_target, const float *scale)
 {
     TR_DISPATCH_WIDE(dtype, xent_wide(stride, logits), T,
                      return TR_LAUNCH((xent_backward_kernel<T, WIDE>), (unsigned)R, XENT_THREADS, 0,

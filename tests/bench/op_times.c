@@ -141,11 +141,12 @@ TIMED(xent_sum, (tr_device *device, tr_dtype dtype, int64_t R, int64_t V, int64_
       (device, dtype, R, V, stride, vocab_begin, logits, labels, max, sum_target))
 TIMED(xent_backward, (tr_device *device, tr_dtype dtype, int64_t R, int64_t V, int64_t stride,
                       int64_t vocab_begin, void *logits, const int32_t *labels, const float *max,
-                      const float *sum_target, float scale),
+                      const float *sum_target, const float *scale),
       (device, dtype, R, V, stride, vocab_begin, logits, labels, max, sum_target, scale))
 TIMED(loss_sum, (tr_device *device, int64_t R, const int32_t *labels, const float *max, const float *sum_target,
                  int64_t *limbs),
       (device, R, labels, max, sum_target, limbs))
+TIMED(decide, (tr_device *device, const tr_decision *args), (device, args))
 TIMED(adamw, (tr_device *device, const tr_adamw *args), (device, args))
 TIMED(sgd, (tr_device *device, const tr_adamw *args), (device, args))
 TIMED(square_sum, (tr_device *device, int64_t n, const float *x, int64_t *limbs), (device, n, x, limbs))
@@ -183,6 +184,7 @@ void op_times_wrap(void *context, tr_device *device)
                      .xent_sum = timed_xent_sum,
                      .xent_backward = timed_xent_backward,
                      .loss_sum = timed_loss_sum,
+                     .decide = timed_decide,
                      .adamw = timed_adamw,
                      .sgd = timed_sgd,
                      .square_sum = timed_square_sum,

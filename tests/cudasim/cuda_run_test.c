@@ -150,23 +150,6 @@ static void test_checkpoints(fx_job *job)
     save_and_go_on(job, "cpu", "cuda");
 }
 
-/* Infinite gradients skip the step on the device's word, and are named. */
-static void test_skip(fx_job *job)
-{
-    tr_metrics metrics;
-    fx_run fx;
-    fx_open(job, &fx, "l", BATCH " train.precision=fp16 train.loss_scale=16777216 device.kind=cuda",
-            NULL, NULL);
-    fx_state before = fx_state_take(&fx);
-    fx_step(&fx, &metrics);
-    fx_state after = fx_state_take(&fx);
-    fx_check(job, metrics.skipped, "a loss scale of 2^24 overflowed nothing");
-    fx_check(job, fx_state_equal(&before, &after), "a skipped step changed the state");
-    fx_close(&fx);
-    tr_free(before.values);
-    tr_free(after.values);
-}
-
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
@@ -175,8 +158,7 @@ int main(int argc, char **argv)
     static const fx_named_case cases[] = {{"near_the_cpu", test_near_the_cpu},
                                           {"same_bits", test_same_bits},
                                           {"tf32", test_tf32},
-                                          {"checkpoints", test_checkpoints},
-                                          {"skip", test_skip}};
+                                          {"checkpoints", test_checkpoints}};
     fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     fx_folder_remove(&job, folder);
     return fx_end(&job);

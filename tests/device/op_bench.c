@@ -41,6 +41,7 @@ typedef struct bench {
     float *rows;    /* [B,A,T] at least, four times */
     float *cos_sin; /* [T, D/2, 2] */
     int64_t *limbs; /* zeros */
+    tr_step_state *step;
     uint64_t *samples;
     tr_dropout off, on;
     tr_attention attention;
@@ -210,7 +211,7 @@ static tr_status run_xent_sum(bench *b)
 static tr_status run_xent_backward(bench *b)
 {
     return OP(b, xent_backward, TR_BF16, b->R, b->s.V, b->s.V, 0, b->buffer[5], b->ids, b->rows,
-              b->rows + b->R, 1.0f / (float)b->R);
+              b->rows + b->R, &b->step->backward_scale);
 }
 static tr_status run_loss_sum(bench *b)
 {
@@ -225,6 +226,18 @@ static tr_status run_tree_sum(bench *b)
     const float *sources[NUM_SUMMED] = {b->buffer[0], b->buffer[1], b->buffer[2], b->buffer[3]};
     return OP(b, tree_sum, b->s.n, NUM_SUMMED, sources, b->buffer[4]);
 }
+static tr_status run_decide(bench *b)
+{
+    const tr_decision args = {.num_parts = 1,
+                              .sums = b->limbs,
+                              .token_scale = 1.0,
+                              .clip = 1.0,
+                              .lr = 1e-4f,
+                              .bias1 = 0.1f,
+                              .bias2 = 0.05f,
+                              .state = b->step};
+    return OP(b, decide, &args);
+}
 static tr_status run_adamw(bench *b)
 {
     tr_adamw args = {.n = b->s.n,
@@ -232,14 +245,11 @@ static tr_status run_adamw(bench *b)
                      .m = b->buffer[1],
                      .v = b->buffer[2],
                      .grad = b->buffer[3],
-                     .grad_scale = 1.0f,
-                     .lr = 1e-4f,
+                     .step = b->step,
                      .beta1 = 0.9f,
                      .beta2 = 0.95f,
                      .eps = 1e-8f,
                      .weight_decay = 0.1f,
-                     .bias1 = 0.1f,
-                     .bias2 = 0.05f,
                      .compute = b->buffer[4],
                      .dtype = TR_BF16};
     return OP(b, adamw, &args);
@@ -289,6 +299,13 @@ static void upload_small(bench *b)
         samples[i] = (uint64_t)i;
     check("upload", tr_device_write(b->device, b->samples, samples, (size_t)b->s.B * 8));
     tr_free(samples);
+    const tr_step_state step = {.loss_scale = 1.0,
+                                .grad_scale = 1.0f,
+                                .lr = 1e-4f,
+                                .bias1 = 0.1f,
+                                .bias2 = 0.05f,
+                                .backward_scale = 1.0f / (float)b->R};
+    check("upload", tr_device_write(b->device, b->step, &step, sizeof step));
 }
 
 static size_t align(size_t bytes)
@@ -310,9 +327,9 @@ static void set_up(bench *b)
     b->workspace_bytes = align(b->device->workspace_bytes(b->device, &need));
     size_t rows = align(4 * sizeof(float) * (size_t)(b->R * s->A)), ids = align((size_t)b->R * 4);
     size_t angles = align((size_t)(s->T * s->D) * 4), samples = align((size_t)s->B * 8);
-    size_t limbs = align(sizeof(int64_t) * (TR_SQUARE_SUM_LIMBS + TR_LOSS_SUM_LIMBS));
-    size_t bytes =
-        NUM_BUFFERS * b->buffer_bytes + b->workspace_bytes + rows + ids + angles + samples + limbs;
+    size_t limbs = align(sizeof(int64_t) * TR_STEP_SUMS), step = align(sizeof(tr_step_state));
+    size_t bytes = NUM_BUFFERS * b->buffer_bytes + b->workspace_bytes + rows + ids + angles +
+                   samples + limbs + step;
     void *memory;
     check("memory", b->device->memory_create(b->device, TR_MEMORY_DEVICE, bytes, &memory));
     b->memory = memory;
@@ -324,6 +341,7 @@ static void set_up(bench *b)
     b->cos_sin = (float *)(void *)at, at += angles;
     b->samples = (uint64_t *)(void *)at, at += samples;
     b->limbs = (int64_t *)(void *)at, at += limbs;
+    b->step = (tr_step_state *)(void *)at, at += step;
     b->device->workspace_set(b->device, at, b->workspace_bytes);
     fill_random(b);
     upload_small(b);
@@ -428,6 +446,7 @@ static void elementwise(bench *b)
     line(b, "square_sum", 4 * n, 0, run_square_sum);
     line(b, "tree_sum of 4", 20 * n, 0, run_tree_sum);
     check("fill_zero", OP(b, fill_zero, b->buffer[2], 4 * s->n)); /* a variance is not negative */
+    line(b, "decide", 8 * TR_STEP_SUMS, 0, run_decide);
     line(b, "adamw", 30 * n, 0, run_adamw);
     line(b, "convert fp32 to bf16", 6 * n, 0, run_convert);
     line(b, "fill_zero", 4 * (double)(s->V * s->H), 0, run_zero);
@@ -477,8 +496,8 @@ int main(int argc, char **argv)
     products(&b);
     attention(&b);
     elementwise(&b);
-    size_t bytes = (size_t)((char *)b.limbs - b.memory);
-    bytes += align(sizeof(int64_t) * (TR_SQUARE_SUM_LIMBS + TR_LOSS_SUM_LIMBS)) + b.workspace_bytes;
+    size_t bytes = (size_t)((char *)b.step - b.memory);
+    bytes += align(sizeof(tr_step_state)) + b.workspace_bytes;
     b.device->memory_destroy(b.device, TR_MEMORY_DEVICE, b.memory, bytes);
     tr_device_destroy(b.device);
     return 0;

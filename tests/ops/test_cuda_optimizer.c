@@ -4,13 +4,21 @@
 #include <math.h>
 #include <stdlib.h>
 
-static void update_case(tr_dtype dtype, int64_t n, const int64_t begin[5], bool adam, bool compute)
+static void update_case(tr_dtype dtype, int64_t n, const int64_t begin[5], bool adam, bool compute,
+                        bool skipped)
 {
     op_tensor master = op_random(TR_F32, n, begin[0], 1, 0.0, 1.0);
     op_tensor m = op_random(TR_F32, n, begin[1], 2, 0.0, 0.01);
     op_tensor v = op_random(TR_F32, n, begin[2], 3, 0.001, 0.001);
     op_tensor grad = op_random(TR_F32, n, begin[3], 4, 0.0, 3.0);
     op_tensor rounded = op_new(dtype, n, begin[4]);
+    const tr_step_state decided = {.skipped = skipped,
+                                   .grad_scale = 0.37f,
+                                   .lr = 3e-3f,
+                                   .bias1 = 1.0f - 0.9f * 0.9f,
+                                   .bias2 = 1.0f - 0.95f * 0.95f};
+    op_tensor step = op_from(TR_I64, sizeof decided / sizeof(int64_t), 0, &decided);
+    uint64_t before = op_device_hash(&master);
     tr_adamw args[OP_SIDES];
     for (int side = 0; side < OP_SIDES; side++)
         args[side] = (tr_adamw){.n = n,
@@ -18,20 +26,18 @@ static void update_case(tr_dtype dtype, int64_t n, const int64_t begin[5], bool 
                                 .m = adam ? m.data[side] : NULL,
                                 .v = adam ? v.data[side] : NULL,
                                 .grad = grad.data[side],
-                                .grad_scale = 0.37f,
-                                .lr = 3e-3f,
+                                .step = step.data[side],
                                 .beta1 = 0.9f,
                                 .beta2 = 0.95f,
                                 .eps = 1e-8f,
                                 .weight_decay = 0.1f,
-                                .bias1 = 1.0f - 0.9f * 0.9f,
-                                .bias2 = 1.0f - 0.95f * 0.95f,
                                 .compute = compute ? rounded.data[side] : NULL,
                                 .dtype = dtype};
     if (adam)
         op_both(adamw, &args[side]);
     else
         op_both(sgd, &args[side]);
+    assert_int_equal(op_device_hash(&master) == before, skipped || n == 0);
     op_expect_equal("master", &master);
     op_expect_equal("m", &m);
     op_expect_equal("v", &v);
@@ -48,7 +54,9 @@ static void test_updates(void **state)
     for (int d = 0; d < OP_DTYPES; d++)
         for (int s = 0; s < 9; s++)
             for (int b = 0; b < 4; b++)
-                update_case(op_dtypes[d], sizes[s], begins[b], (s + b) % 3 != 0, (s + d) % 4 != 0);
+                for (int skipped = 0; skipped < 2; skipped++)
+                    update_case(op_dtypes[d], sizes[s], begins[b], (s + b) % 3 != 0,
+                                (s + d) % 4 != 0, skipped != 0);
 }
 
 /* Magnitudes from the smallest denormal to the largest float, most as gradients have them; `bad` is put at the end. */

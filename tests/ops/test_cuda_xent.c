@@ -31,14 +31,15 @@ static void xent_run(const xent_case *c)
 {
     op_tensor logits = op_random(c->dtype, c->R * c->stride, c->begin, 1, -1.0, c->width);
     op_tensor labels = labels_new(c), max = op_new(TR_F32, c->R, 0);
-    op_tensor sums = op_new(TR_F32, 2 * c->R, 0);
+    const float factor = 0.125f;
+    op_tensor sums = op_new(TR_F32, 2 * c->R, 0), scale = op_from(TR_F32, 1, 0, &factor);
     op_both(xent_max, c->dtype, c->R, c->V, c->stride, logits.data[side], max.data[side]);
     op_expect_equal("xent_max", &max);
     op_both(xent_sum, c->dtype, c->R, c->V, c->stride, c->vocab_begin, logits.data[side],
             labels.data[side], max.data[side], sums.data[side]);
     op_expect_close("xent_sum", &sums, 1e-5);
     op_both(xent_backward, c->dtype, c->R, c->V, c->stride, c->vocab_begin, logits.data[side],
-            labels.data[side], max.data[side], sums.data[side], 0.125f);
+            labels.data[side], max.data[side], sums.data[side], scale.data[side]);
     op_expect_close("xent_backward", &logits, 0);
     op_release();
 }
@@ -98,14 +99,16 @@ static void test_extreme_logits(void **state)
     const int32_t label_values[] = {2, 0, 1, 4};
     op_tensor logits = op_from(TR_F32, R * V, 0, values),
               labels = op_from(TR_I32, R, 0, label_values);
+    const float one = 1.0f;
     op_tensor max = op_new(TR_F32, R, 0), sums = op_new(TR_F32, 2 * R, 0);
+    op_tensor scale = op_from(TR_F32, 1, 0, &one);
     op_both(xent_max, TR_F32, R, V, V, logits.data[side], max.data[side]);
     op_expect_equal("xent_max", &max);
     op_both(xent_sum, TR_F32, R, V, V, 0, logits.data[side], labels.data[side], max.data[side],
             sums.data[side]);
     op_expect_close("xent_sum", &sums, 1e-5);
     op_both(xent_backward, TR_F32, R, V, V, 0, logits.data[side], labels.data[side], max.data[side],
-            sums.data[side], 1.0f);
+            sums.data[side], scale.data[side]);
     op_expect_close("xent_backward", &logits, 1e-5);
     free(values);
     op_release();

@@ -14,16 +14,21 @@ typedef struct step_case {
 
 enum { STEPS = 5 };
 
-static void fill_step(tr_adamw *args, int step)
+static tr_step_state step_state(int step)
 {
-    args->grad_scale = 0.5f;
-    args->lr = 0.01f;
+    return (tr_step_state){.grad_scale = 0.5f,
+                           .lr = 0.01f,
+                           .bias1 = (float)(1.0 - pow(0.9, step)),
+                           .bias2 = (float)(1.0 - pow(0.95, step))};
+}
+
+static void fill_step(tr_adamw *args, const tr_step_state *step)
+{
+    args->step = step;
     args->beta1 = 0.9f;
     args->beta2 = 0.95f;
     args->eps = 1e-8f;
     args->weight_decay = 0.1f;
-    args->bias1 = (float)(1.0 - pow(0.9, step));
-    args->bias2 = (float)(1.0 - pow(0.95, step));
 }
 
 static void compute_check(const step_case *c, const op_tensor *master, const op_tensor *compute)
@@ -54,7 +59,8 @@ static void adamw_case(op_env *env, void *context)
                          .grad = grad.data,
                          .compute = c->compute ? compute.data : NULL,
                          .dtype = c->dtype};
-        fill_step(&args, step);
+        tr_step_state made = step_state(step);
+        fill_step(&args, &made);
         assert_int_equal(env->ops.adamw(env->device, &args), TR_OK);
         for (int64_t i = 0; i < c->n; i++) {
             double g = op_get(&grad, i) * 0.5;
@@ -89,7 +95,8 @@ static void sgd_case(op_env *env, void *context)
                      .grad = grad.data,
                      .compute = c->compute ? compute.data : NULL,
                      .dtype = c->dtype};
-    fill_step(&args, 1);
+    tr_step_state made = step_state(1);
+    fill_step(&args, &made);
     assert_int_equal(env->ops.sgd(env->device, &args), TR_OK);
     for (int64_t i = 0; i < c->n; i++)
         p[i] -= 0.01 * (op_get(&grad, i) * 0.5 + 0.1 * p[i]);
@@ -97,6 +104,36 @@ static void sgd_case(op_env *env, void *context)
     op_expect_close("sgd master", &master, p, 1e-6, 1e-9);
     op_record(env, &master);
     op_free(p);
+}
+
+/* A skipped step leaves everything as it is, whatever the gradients are. */
+static void skipped_case(op_env *env, void *context)
+{
+    const step_case *c = context;
+    op_tensor master = op_tensor_random(env, TR_F32, c->n, 1, 0.0, 1.0);
+    op_tensor m = op_tensor_random(env, TR_F32, c->n, 2, 0.0, 1.0);
+    op_tensor v = op_tensor_random(env, TR_F32, c->n, 3, 1.0, 1.0);
+    op_tensor grad = op_tensor_random(env, TR_F32, c->n, 4, 0.0, 1.0);
+    op_tensor compute = op_tensor_random(env, c->dtype, c->n, 5, 0.0, 1.0);
+    op_tensor *const all[] = {&master, &m, &v, &compute};
+    op_tensor before[4];
+    for (int i = 0; i < 4; i++)
+        before[i] = op_tensor_copy(env, all[i]);
+    op_set(&grad, c->n / 2, NAN);
+    tr_adamw args = {.n = c->n,
+                     .master = master.data,
+                     .m = m.data,
+                     .v = v.data,
+                     .grad = grad.data,
+                     .compute = compute.data,
+                     .dtype = c->dtype};
+    tr_step_state skipped = step_state(1);
+    skipped.skipped = 1;
+    fill_step(&args, &skipped);
+    assert_int_equal(env->ops.adamw(env->device, &args), TR_OK);
+    assert_int_equal(env->ops.sgd(env->device, &args), TR_OK);
+    for (int i = 0; i < 4; i++)
+        op_expect_same_bits("a skipped step", &before[i], all[i]);
 }
 
 static void for_each_case(op_case run)
@@ -121,6 +158,12 @@ static void test_sgd(void **state)
 {
     (void)state;
     for_each_case(sgd_case);
+}
+
+static void test_skipped(void **state)
+{
+    (void)state;
+    for_each_case(skipped_case);
 }
 
 /* Values of sizes that no double sum could hold exactly; the order and the cut of calls do not matter. */
@@ -192,6 +235,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_sgd),
+        cmocka_unit_test(test_skipped),
         cmocka_unit_test(test_square_sum),
         cmocka_unit_test(test_square_sum_carries),
     };

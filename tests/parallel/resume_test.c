@@ -55,8 +55,9 @@ static void same_layout(fx_job *job, const char *model, const char *base, const 
     save(&fx);
     fx_steps(&fx, 5, straight + 5);
     fx_state expected = fx_state_take(&fx);
-    double scale = fx.run != NULL ? fx.run->scaler.scale : 0;
-    int64_t good_steps = fx.run != NULL ? fx.run->scaler.good_steps : 0;
+    tr_step_state known = {0};
+    if (fx.run != NULL)
+        known = *fx.run->stage.decider.known;
     fx_close(&fx);
 
     fx_open(job, &fx, model, fx_settings(folder, base, name, ""), NULL, NULL);
@@ -74,9 +75,12 @@ static void same_layout(fx_job *job, const char *model, const char *base, const 
                      a->loss, b->loss);
         }
         fx_check(job, fx_state_equal(&expected, &got), "%s: state after step 10 differs", name);
-        fx_check(job, fx.run->scaler.scale == scale && fx.run->scaler.good_steps == good_steps,
-                 "%s: the loss scale is %g after %lld steps", name, fx.run->scaler.scale,
-                 (long long)fx.run->scaler.good_steps);
+        const tr_step_state *state = fx.run->stage.decider.known;
+        fx_check(job,
+                 state->loss_scale == known.loss_scale && state->good_steps == known.good_steps &&
+                     state->updates == known.updates && state->skips_in_row == known.skips_in_row,
+                 "%s: the loss scale is %g after %lld steps, %lld updates", name, state->loss_scale,
+                 (long long)state->good_steps, (long long)state->updates);
     }
     fx_close(&fx);
     tr_free(expected.values);
@@ -460,9 +464,10 @@ static void test_weights_only(fx_job *job)
         }
         fx_check(job, resumed && same, "the weights are not those of the checkpoint");
         fx_check(job, zero, "the moments are not zero");
+        const tr_step_state *state = fx.run->stage.decider.known;
         fx_check(job,
-                 fx.run->step == 0 && fx.run->samples == 0 && fx.run->optimizer.num_updates == 0 &&
-                     fx.run->scaler.scale == 65536,
+                 fx.run->step == 0 && fx.run->samples == 0 && state->updates == 0 &&
+                     state->loss_scale == 65536,
                  "the run does not start anew");
         tr_free(got.values);
     }

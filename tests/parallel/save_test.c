@@ -260,7 +260,8 @@ static void test_one_after_the_other(fx_job *job)
         fx_need(job, tr_run_resume(fx.run, &resumed));
         fx_check(job,
                  fx.run->step == 3 && fx.run->samples == 3 * (uint64_t)fx.cfg.train.global_batch &&
-                     fx.run->optimizer.num_updates == 3 && fx.run->last_loss == metrics[2].loss,
+                     fx.run->stage.decider.known->updates == 3 &&
+                     fx.run->last_loss == metrics[2].loss,
                  "resumed at step %lld, sample %llu", (long long)fx.run->step,
                  (unsigned long long)fx.run->samples);
     }
