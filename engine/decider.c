@@ -68,12 +68,12 @@ static float bias_correction(double beta, int64_t updates)
     return (float)(1.0 - pow(beta, (double)updates));
 }
 
-tr_status tr_decider_decide(tr_decider *decider, int64_t step, const int64_t *sums)
+tr_status tr_decider_decide(tr_decider *decider, int64_t step, const int64_t *sums, int num_parts)
 {
     const tr_config *cfg = decider->cfg;
     tr_device *device = decider->device;
     int64_t update = decider->known->updates + 1;
-    const tr_decision decision = {.num_parts = 1,
+    const tr_decision decision = {.num_parts = num_parts,
                                   .sums = sums,
                                   .token_scale = token_scale(cfg),
                                   .clip = cfg->train.clip,

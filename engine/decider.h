@@ -33,8 +33,8 @@ tr_step_state tr_decider_first_state(const tr_config *cfg);
 /* Not between a decision and its outcome. backward_scale is made from the rest. */
 tr_status tr_decider_set_state(tr_decider *decider, const tr_step_state *state);
 
-/* Enqueues the decision of step number `step` (from 1) from sums [TR_STEP_SUMS] over all ranks, in the device's memory. Once the event `arrived` is reached, `known`
+/* Enqueues the decision of step number `step` (from 1) from sums [num_parts][TR_STEP_SUMS] of all ranks, in the device's memory. Once the event `arrived` is reached, `known`
  * is its outcome; at once where there is no event. */
-tr_status tr_decider_decide(tr_decider *decider, int64_t step, const int64_t *sums);
+tr_status tr_decider_decide(tr_decider *decider, int64_t step, const int64_t *sums, int num_parts);
 
 #endif

@@ -141,12 +141,17 @@ static tr_status tensor_groups_create(tr_run *run)
 {
     const tr_mesh *mesh = &run->mesh;
     const tr_stream tensor = TR_STREAM_TENSOR, pipeline = TR_STREAM_PIPELINE;
+    const tr_stream data = TR_STREAM_DATA;
     TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &tensor, &run->tensor));
     TR_TRY(axis_groups_create(run, "kv", tr_kv_sharers(&run->cfg, mesh->tensor_size), key_kv,
                               &tensor, &run->kv));
     TR_TRY(data_groups_create(run));
-    return axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &pipeline,
-                              &run->pipeline);
+    TR_TRY(axis_groups_create(run, "pipeline", mesh->pipeline_size, key_pipeline, &pipeline,
+                              &run->pipeline));
+    if (run->device->unified)
+        return TR_OK;
+    return axis_groups_create(run, "decision", tr_world_size(run->world), key_all, &data,
+                              &run->decision);
 }
 
 /* ---- memory ---- */
@@ -392,6 +397,7 @@ void tr_run_close(tr_run *run)
     tr_feed_close(run->valid_feed);
     tr_trace_close(&run->tracer);
     tr_stage_clear(&run->stage);
+    tr_group_destroy(run->decision);
     tr_group_destroy(run->pipeline);
     if (run->shard != run->data)
         tr_group_destroy(run->shard);

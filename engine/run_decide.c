@@ -6,17 +6,6 @@
 
 #include "engine/lr.h"
 
-/* stage->sums of all ranks, in total. */
-static tr_status sums_join(tr_run *run)
-{
-    int64_t values[TR_STEP_SUMS];
-    if (run->all == NULL)
-        return TR_OK;
-    TR_TRY(tr_step_sums_get(&run->stage.sums, values));
-    TR_TRY(tr_run_sum(run, values, TR_STEP_SUMS));
-    return tr_step_sums_set_total(&run->stage.sums, values);
-}
-
 /* After a step that was skipped: who saw it first, and the end when it has been too often. The gradients are still there. */
 static tr_status skip_note(tr_run *run, tr_metrics *metrics)
 {
@@ -69,11 +58,12 @@ static tr_status outcome_take(tr_run *run, tr_metrics *metrics)
 tr_status tr_run_decide(tr_run *run, tr_metrics *metrics)
 {
     tr_decider *decider = &run->stage.decider;
+    tr_step_sums *sums = &run->stage.sums;
     metrics->lr = tr_lr_at(&run->cfg, run->step + 1);
     metrics->loss_scale = decider->known->loss_scale;
     TR_TRY(tr_optimizer_square_sum(&run->optimizer));
-    TR_TRY(sums_join(run));
-    TR_TRY(tr_decider_decide(decider, run->step + 1, run->stage.sums.total));
+    TR_TRY(tr_step_sums_join(sums, run->device->unified ? run->all : run->decision));
+    TR_TRY(tr_decider_decide(decider, run->step + 1, sums->parts, sums->num_parts));
     TR_TRY(tr_save_preserve_all(run)); /* nobody knows yet whether the state will change */
     TR_TRY(tr_optimizer_update(&run->optimizer));
     TR_TRY(outcome_take(run, metrics));

@@ -29,6 +29,7 @@ struct tr_run {
     tr_group *all, *tensor, *kv, *data,
         *pipeline;             /* NULL for axes of size 1 (all: NULL with one rank) */
     tr_group *shard, *replica; /* of the data axis: may be `data`, NULL for size 1 */
+    tr_group *decision;        /* all ranks, of a device with its own memory; else NULL */
     tr_group *node; /* ranks that share memory: may be `all`, NULL when this one is alone */
     tr_device *device;
     tr_arena arenas[TR_MEM_NUM];

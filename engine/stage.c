@@ -282,8 +282,8 @@ tr_status tr_stage_init(tr_stage *stage, const tr_config *cfg, const tr_mesh *me
     workspace_init(stage);
     scratch_init(stage);
     tr_arena *host = tr_stage_host_arena(arenas, device);
-    tr_step_sums_init(&stage->sums, cfg->derived.num_ranks == 1, device, &arenas[TR_MEM_WORKSPACE],
-                      host);
+    tr_step_sums_init(&stage->sums, (int)cfg->derived.num_ranks, device,
+                      &arenas[TR_MEM_COMMUNICATION], &arenas[TR_MEM_WORKSPACE], host);
     tr_decider_init(&stage->decider, cfg, device, &arenas[TR_MEM_WORKSPACE], host);
     tr_upload_init(&stage->upload, &stage->model, num_microbatches, &arenas[TR_MEM_WORKSPACE],
                    host);
@@ -316,6 +316,7 @@ void tr_stage_clear(tr_stage *stage)
     tr_free(stage->heads);
     tr_free(stage->head_of);
     tr_decider_clear(&stage->decider);
+    tr_step_sums_clear(&stage->sums);
     tr_upload_clear(&stage->upload);
     tr_gradients_clear(&stage->gradients);
     tr_weights_clear(&stage->weights);
