@@ -16,41 +16,6 @@ bool tr_run_shares_device(void)
     return share != NULL && strcmp(share, "1") == 0;
 }
 
-/* Between GPUs tensors go by NCCL, between CPUs they cannot. */
-static tr_status transport_check(const tr_config *cfg, bool on_gpus, const char *name,
-                                 tr_config_transport asked)
-{
-    bool nccl = asked == TR_CONFIG_TRANSPORT_NCCL;
-    if (!on_gpus && nccl)
-        return tr_fail(
-            TR_ERR_SETTINGS,
-            "%s = nccl: NCCL exchanges the memory of GPUs, this run computes on the CPU; "
-            "use %s=auto, or device.kind=cuda",
-            name, name);
-    if (!on_gpus || nccl || asked == TR_CONFIG_TRANSPORT_AUTO || cfg->derived.num_ranks == 1)
-        return TR_OK;
-    return tr_fail(TR_ERR_SETTINGS,
-                   "%s = %s is not in this version for several ranks with device.kind=cuda, which "
-                   "exchange tensors by NCCL; use %s=auto, or device.kind=cpu",
-                   name, asked == TR_CONFIG_TRANSPORT_SHM ? "shm" : "mpi", name);
-}
-
-static tr_status transports_check(const tr_config *cfg, bool on_gpus)
-{
-    TR_TRY(transport_check(cfg, on_gpus, "parallel.inside", cfg->parallel.inside));
-    return transport_check(cfg, on_gpus, "parallel.across", cfg->parallel.across);
-}
-
-static tr_status tf32_refuse(const tr_config *cfg)
-{
-    if (!cfg->train.tf32)
-        return TR_OK;
-    return tr_fail(TR_ERR_SETTINGS,
-                   "train.tf32 = true: only GPUs have TF32, and device.kind=%s computes on the CPU "
-                   "here; leave train.tf32 out, or use device.kind=cuda",
-                   cfg->device.kind == TR_DEVICE_CHOICE_AUTO ? "auto" : "cpu");
-}
-
 static tr_status cuda_create(tr_run *run)
 {
     const tr_cuda_options options = {.local_rank = tr_world_local_rank(run->world),
@@ -109,14 +74,14 @@ static tr_status gpu_peak(tr_run *run)
 tr_status tr_run_device_create(tr_run *run)
 {
     bool cuda = run->cfg.device.kind == TR_DEVICE_CHOICE_CUDA;
-    if (run->cfg.device.kind == TR_DEVICE_CHOICE_AUTO)
+    if (run->cfg.device.kind == TR_DEVICE_CHOICE_AUTO) {
         TR_TRY(auto_choose(run, &cuda));
-    TR_TRY(transports_check(&run->cfg, cuda));
+        TR_TRY(tr_config_check_device(&run->cfg, cuda));
+    }
     if (cuda) {
         TR_TRY(cuda_create(run));
         return gpu_peak(run);
     }
-    TR_TRY(tf32_refuse(&run->cfg));
     run->peak_flops =
         tr_peak_flops(run->cfg.train.precision) * (double)tr_world_num_nodes(run->world);
     int threads = tr_peak_threads(run->cfg.device.threads, tr_world_local_size(run->world));
@@ -138,12 +103,13 @@ size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NU
 
 tr_status tr_plan_device_create(tr_device **device, const tr_config *cfg)
 {
-    bool cuda = cfg->device.kind == TR_DEVICE_CHOICE_CUDA ||
-                (cfg->device.kind == TR_DEVICE_CHOICE_AUTO && tr_cuda_is_present());
-    TR_TRY(transports_check(cfg, cuda));
+    bool cuda = cfg->device.kind == TR_DEVICE_CHOICE_CUDA;
+    if (cfg->device.kind == TR_DEVICE_CHOICE_AUTO) {
+        cuda = tr_cuda_is_present();
+        TR_TRY(tr_config_check_device(cfg, cuda));
+    }
     if (cuda)
         return tr_cuda_device_create_counting(device, tr_attention_may_be_cudnns(cfg));
-    TR_TRY(tf32_refuse(cfg));
     return tr_cpu_device_create(device,
                                 tr_peak_threads(cfg->device.threads, (int)cfg->derived.num_ranks));
 }

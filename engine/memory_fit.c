@@ -191,7 +191,7 @@ void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limi
 tr_status tr_memory_fit_check(tr_run *run)
 {
     const char *what;
-    size_t limit = limit_of(run, &what), total = tr_run_device_bytes(run->device, run->bytes);
+    size_t limit = limit_of(run, &what), total = tr_run_memory_total(run);
     int64_t shortfall = total > limit ? (int64_t)(total - limit) : 0, worst = shortfall;
     TR_TRY(tr_run_max(run, &worst, 1));
     if (worst == 0)
@@ -205,8 +205,10 @@ tr_status tr_memory_fit_check(tr_run *run)
     for (int c = 0; c < TR_MEM_NUM; c++)
         if (run->bytes[c] > 0) {
             size_t used = strlen(table);
-            snprintf(table + used, sizeof table - used, "\n  %-14s %15zu bytes",
-                     tr_mem_category_name((tr_mem_category)c), run->bytes[c]);
+            bool host = c == TR_MEM_SNAPSHOT && !run->device->unified;
+            snprintf(table + used, sizeof table - used, "\n  %-14s %15zu bytes%s",
+                     tr_mem_category_name((tr_mem_category)c), run->bytes[c],
+                     host ? " of the host's memory, not counted" : "");
         }
     tr_memory_fit_remedies(&run->cfg, run->device, limit, fitting, sizeof fitting);
     return tr_fail(TR_ERR_MEMORY,

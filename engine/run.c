@@ -445,3 +445,8 @@ const size_t *tr_run_memory(const tr_run *run)
 {
     return run->bytes;
 }
+
+size_t tr_run_memory_total(const tr_run *run)
+{
+    return tr_run_device_bytes(run->device, run->bytes);
+}

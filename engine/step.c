@@ -111,9 +111,10 @@ static void step_account(tr_run *run, double begin, wait_marks before, double fe
                      times->idle - times->feed - (after.saving - before.saving);
     tr_save_note_step(run, metrics->step_seconds - (after.saving - before.saving));
     run->saver.blocked = 0;
-    metrics->memory_peak_bytes = 0;
+    size_t peaks[TR_MEM_NUM];
     for (int c = 0; c < TR_MEM_NUM; c++)
-        metrics->memory_peak_bytes += run->arenas[c].peak;
+        peaks[c] = run->arenas[c].peak;
+    metrics->memory_peak_bytes = tr_run_device_bytes(run->device, peaks);
     int64_t batch_tokens = run->cfg.train.global_batch * run->cfg.train.seq_len;
     metrics->tokens_per_second = (double)batch_tokens / metrics->step_seconds;
     metrics->mfu = run->peak_flops > 0

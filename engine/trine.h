@@ -55,7 +55,7 @@ typedef struct tr_metrics {
     bool stop_requested, save_requested; /* some rank asked (tr_run_request) */
     bool traced;                         /* rank 0: the step is in run.dir/trace.json (log.trace) */
     double step_seconds, tokens_per_second, mfu;
-    size_t memory_peak_bytes; /* of the arenas, largest rank */
+    size_t memory_peak_bytes; /* of the arenas in the device's memory, largest rank */
     tr_times times;           /* of the slowest rank, each */
 } tr_metrics;
 
@@ -79,6 +79,8 @@ int64_t tr_run_steps_done(const tr_run *run);
 const tr_config *tr_run_config(const tr_run *run); /* with reduction order and leaves as resolved */
 /* This rank's planned bytes by category ([TR_MEM_NUM]); equal to what is allocated. Not collective. */
 const size_t *tr_run_memory(const tr_run *run);
+/* Their sum, as far as they lie in the memory of the device that computes: a GPU's has no snapshot, which is pinned memory of the host. */
+size_t tr_run_memory_total(const tr_run *run);
 /* What fixes the bits of its arithmetic: kind of device, instruction set or architecture, libraries. Lives as long as the run. */
 const char *tr_run_device_numerics(const tr_run *run);
 

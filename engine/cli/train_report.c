@@ -116,14 +116,11 @@ static void banner_print(const tr_config *cfg, const tr_run *run)
     lines_print(batch);
     tr_free(batch);
     const size_t *bytes = tr_run_memory(run);
-    size_t total = 0;
-    for (int c = 0; c < TR_MEM_NUM; c++)
-        total += bytes[c];
     tr_log_info("memory of rank 0: %zu bytes (parameters %zu, gradients %zu, optimizer %zu, "
                 "activations %zu, communication %zu, workspace %zu, snapshot %zu)",
-                total, bytes[TR_MEM_PARAMETERS], bytes[TR_MEM_GRADIENTS], bytes[TR_MEM_OPTIMIZER],
-                bytes[TR_MEM_ACTIVATIONS], bytes[TR_MEM_COMMUNICATION], bytes[TR_MEM_WORKSPACE],
-                bytes[TR_MEM_SNAPSHOT]);
+                tr_run_memory_total(run), bytes[TR_MEM_PARAMETERS], bytes[TR_MEM_GRADIENTS],
+                bytes[TR_MEM_OPTIMIZER], bytes[TR_MEM_ACTIVATIONS], bytes[TR_MEM_COMMUNICATION],
+                bytes[TR_MEM_WORKSPACE], bytes[TR_MEM_SNAPSHOT]);
 }
 
 /* What must be added to the command so that it goes on with the run when it is given again, or NULL: nothing. */

@@ -116,7 +116,6 @@ static const char *precision_name(const tr_config *cfg)
                                              : "fp16";
 }
 
-/* Which device a run computes on is found out later (engine/device_choice.c). */
 static tr_status check_tf32(const tr_config *cfg)
 {
     if (!cfg->train.tf32 || cfg->train.precision == TR_F32)
@@ -162,4 +161,39 @@ tr_status tr_config_check_train(const tr_config *cfg)
                        "train.eval_every = 0",
                        tr_setting_cite(cfg, "train.eval_every"), cfg->train.eval_every);
     return TR_OK;
+}
+
+/* ---- the device ---- */
+
+/* Between GPUs tensors go by NCCL, between CPUs they cannot. */
+static tr_status check_transport(const tr_config *cfg, bool on_gpus, const char *name,
+                                 tr_config_transport asked)
+{
+    bool nccl = asked == TR_CONFIG_TRANSPORT_NCCL;
+    if (!on_gpus && nccl)
+        return tr_fail(
+            TR_ERR_SETTINGS,
+            "%s = nccl: NCCL exchanges the memory of GPUs, this run computes on the CPU; "
+            "use %s=auto, or device.kind=cuda",
+            tr_setting_cite(cfg, name), name);
+    if (!on_gpus || nccl || asked == TR_CONFIG_TRANSPORT_AUTO || cfg->derived.num_ranks == 1)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS,
+                   "%s = %s is not in this version for several ranks with device.kind=cuda, which "
+                   "exchange tensors by NCCL; use %s=auto, or device.kind=cpu",
+                   tr_setting_cite(cfg, name), asked == TR_CONFIG_TRANSPORT_SHM ? "shm" : "mpi",
+                   name);
+}
+
+tr_status tr_config_check_device(const tr_config *cfg, bool on_gpus)
+{
+    TR_TRY(check_transport(cfg, on_gpus, "parallel.inside", cfg->parallel.inside));
+    TR_TRY(check_transport(cfg, on_gpus, "parallel.across", cfg->parallel.across));
+    if (!cfg->train.tf32 || on_gpus)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS,
+                   "%s = true: only GPUs have TF32, and device.kind=%s computes on the CPU "
+                   "here; leave train.tf32 out, or use device.kind=cuda",
+                   tr_setting_cite(cfg, "train.tf32"),
+                   cfg->device.kind == TR_DEVICE_CHOICE_AUTO ? "auto" : "cpu");
 }

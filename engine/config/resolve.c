@@ -117,6 +117,8 @@ tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks)
     TR_TRY(tr_config_check_train(cfg));
     fill_open(cfg);
     TR_TRY(tr_config_fit_ranks(cfg, num_ranks));
+    if (cfg->device.kind != TR_DEVICE_CHOICE_AUTO)
+        TR_TRY(tr_config_check_device(cfg, cfg->device.kind == TR_DEVICE_CHOICE_CUDA));
     TR_TRY(tr_config_fit_batch(cfg));
     TR_TRY(tr_config_check_bytes(cfg));
     TR_TRY(tr_config_fit_cuts(cfg));

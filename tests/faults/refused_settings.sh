@@ -34,6 +34,9 @@ refused 2 'command line: unknown setting train.stesp; did you mean train.steps' 
 refused 2 'train.lr = fast: expected a number' $config train.lr=fast
 refused 2 'train.steps = 3k' $config train.steps=3k
 refused 2 'not in this version' $config model.qk_norm=true
+refused 2 'parallel.inside .*= nccl: NCCL exchanges the memory of GPUs' $config parallel.inside=nccl device.kind=cpu
+refused 2 'parallel.across .*= mpi is not in this version for several ranks' $config parallel.across=mpi device.kind=cuda
+refused 2 'train.tf32 .*= true: only GPUs have TF32' $config train.tf32=true train.precision=fp32 device.kind=cpu
 refused 2 'cannot open.*none.yaml' none.yaml
 refused 2 'section.key=value' $config other
 refused 2 'unknown option --fast' $config --fast
