@@ -91,9 +91,7 @@ tr_status tr_plan_order_count(const tr_config *cfg, tr_device *device, const tr_
         size_t bytes[TR_MEM_NUM];
         tr_traffic traffic;
         TR_TRY(tr_run_count(&natural, &mesh, device, bytes, &traffic));
-        int64_t memory = (int64_t)ranks[rank].total;
-        for (int c = 0; c < TR_MEM_NUM; c++)
-            memory -= (int64_t)bytes[c];
+        int64_t memory = (int64_t)ranks[rank].total - (int64_t)tr_run_device_bytes(device, bytes);
         int64_t sent = ranks[rank].traffic.gradients - traffic.gradients;
         if (p == 0 || memory > order->memory)
             order->memory = memory;

@@ -21,7 +21,8 @@ static const char usage[] =
     "idle share (bubble) of the pipeline schedule with costs counted in FLOPs. With\n"
     "memory.limit_gb=N it says whether the largest rank fits; exit 6 and what would fit where it\n"
     "does not. Where run.dir holds a checkpoint from which a run would go on, its order of sums\n"
-    "is planned.\n"
+    "is planned. device.kind=cuda plans for GPUs, and needs none: only a build with the CUDA "
+    "device.\n"
     "\n"
     "  --ranks N    plan for N ranks; otherwise for the product of the parallel sizes\n"
     "  --schedule   also print the schedule\n"
@@ -165,7 +166,7 @@ static void ranks_label(int first, int end, char label[32])
         snprintf(label, 32, "%d-%d", first, end - 1);
 }
 
-static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
+static void bytes_print(const tr_device *device, const tr_plan_rank *ranks, int num_ranks)
 {
     int largest = tr_plan_largest(ranks, num_ranks);
     printf("bytes per rank\n%-11s", "ranks");
@@ -187,6 +188,9 @@ static void bytes_print(const tr_plan_rank *ranks, int num_ranks)
     printf("largest rank %d (data %d, tensor %d, pipeline %d): %zu bytes\n", largest,
            ranks[largest].data, ranks[largest].tensor, ranks[largest].pipeline,
            ranks[largest].total);
+    if (!device->unified && ranks[largest].bytes[TR_MEM_SNAPSHOT] > 0)
+        printf(
+            "snapshot is memory of the host, pinned, and not in the total, which is the GPU's\n");
 }
 
 static bool same_traffic(const tr_traffic *a, const tr_traffic *b)
@@ -318,7 +322,7 @@ static tr_status print_all(const tr_config *cfg, tr_device *device, bool with_sc
     tr_plan_rank *ranks = TR_NEW_ARRAY(tr_plan_rank, (size_t)num_ranks);
     tr_status status = tr_plan_count(cfg, device, ranks);
     if (status == TR_OK) {
-        bytes_print(ranks, num_ranks);
+        bytes_print(device, ranks, num_ranks);
         traffic_print(ranks, num_ranks);
         status = order_print(cfg, device, ranks);
     }

@@ -1,5 +1,5 @@
-/* Whole runs on the CUDA device, one rank: near the CPU's numbers, the same bits on every layout that one rank has, TF32, and checkpoints that either device goes
- * on from.
+/* Whole runs on the CUDA device, one rank: near the CPU's numbers, the same bits on every layout that one rank has, TF32, checkpoints that either device goes
+ * on from, and what a plan says of its memory.
  *
  * What the host may touch only through the device (weights, tokens, sums, state on its way to files) is checked by the simulator: a load or store of device memory by the
  * host, or work that is not ordered by an event, ends the process. */
@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "engine/checkpoint.h"
+#include "engine/plan.h"
 #include "tests/parallel/run_fixture.h"
 
 static char folder[FX_FOLDER];
@@ -150,6 +151,31 @@ static void test_checkpoints(fx_job *job)
     save_and_go_on(job, "cpu", "cuda");
 }
 
+/* The price of an order of sums is the difference of two totals: the pool of copies, which is the host's, is in neither. */
+static void test_price(fx_job *job)
+{
+    static const char *const settings[] = {
+        "parallel.data=2 checkpoint.every=1 device.kind=cuda train.reduction_leaves=8",
+        "parallel.data=2 checkpoint.every=1 device.kind=cuda train.reduction_leaves=2"};
+    tr_plan_rank ranks[2][2];
+    tr_plan_order order[2];
+    for (int i = 0; i < 2; i++) {
+        tr_config cfg;
+        tr_device *device;
+        fx_need(job, fx_resolve(&cfg, "l", settings[i]));
+        fx_need(job, tr_plan_device_create(&device, &cfg));
+        fx_need(job, tr_plan_count(&cfg, device, ranks[i]));
+        fx_need(job, tr_plan_order_count(&cfg, device, ranks[i], &order[i]));
+        tr_device_destroy(device);
+        tr_config_clear(&cfg);
+    }
+    int64_t more = (int64_t)ranks[0][0].total - (int64_t)ranks[1][0].total;
+    fx_check(job, ranks[0][0].bytes[TR_MEM_SNAPSHOT] > 0, "there is no pool of copies");
+    fx_check(job, more > 0 && order[0].memory == more, "8 leaves: a price of %lld, totals %lld",
+             (long long)order[0].memory, (long long)more);
+    fx_check(job, order[1].natural && order[1].memory == 0, "the natural order has a price");
+}
+
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
@@ -158,7 +184,8 @@ int main(int argc, char **argv)
     static const fx_named_case cases[] = {{"near_the_cpu", test_near_the_cpu},
                                           {"same_bits", test_same_bits},
                                           {"tf32", test_tf32},
-                                          {"checkpoints", test_checkpoints}};
+                                          {"checkpoints", test_checkpoints},
+                                          {"price", test_price}};
     fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     fx_folder_remove(&job, folder);
     return fx_end(&job);
