@@ -79,6 +79,22 @@ static bool word_listed(const char *list, const char *word)
     return false;
 }
 
+/* The value that `text` stands for elsewhere, or the nearest one; NULL: neither. */
+static const char *value_meant(const tr_setting *row, const char *text)
+{
+    size_t length = strlen(text);
+    if (row->elsewhere != NULL && strncmp(row->elsewhere, text, length) == 0 &&
+        row->elsewhere[length] == ' ')
+        return row->elsewhere + length + 1;
+    const char *words[TR_SETTING_MAX_CHOICES];
+    size_t num_words = 0;
+    while (num_words < TR_SETTING_MAX_CHOICES && row->choices[num_words].text) {
+        words[num_words] = row->choices[num_words].text;
+        num_words++;
+    }
+    return tr_nearest_word(text, words, num_words);
+}
+
 static tr_status refuse_value(const tr_setting *row, const char *where, const char *text)
 {
     char *values = tr_setting_values(row);
@@ -88,13 +104,7 @@ static tr_status refuse_value(const tr_setting *row, const char *where, const ch
         status = tr_fail(TR_ERR_SETTINGS, "%s: %s = %s is not in this version; it has %s", where,
                          row->name, text, values);
     } else {
-        const char *words[TR_SETTING_MAX_CHOICES];
-        size_t num_words = 0;
-        while (num_words < TR_SETTING_MAX_CHOICES && row->choices[num_words].text) {
-            words[num_words] = row->choices[num_words].text;
-            num_words++;
-        }
-        const char *near = tr_nearest_word(text, words, num_words);
+        const char *near = value_meant(row, text);
         if (near)
             status = tr_fail(TR_ERR_SETTINGS, "%s: %s = %s: did you mean %s? (%s)", where,
                              row->name, text, near, values);

@@ -552,6 +552,7 @@ const tr_setting tr_settings[] = {
      CHOICE = {{"auto", TR_DEVICE_CHOICE_AUTO},
                {"cpu", TR_DEVICE_CHOICE_CPU},
                {"cuda", TR_DEVICE_CHOICE_CUDA}},
+     .elsewhere = "gpu cuda",
      .meaning =
          "what computes; changes rounding; auto = cuda where every rank sees a GPU, else cpu"},
     {.name = "device.threads",

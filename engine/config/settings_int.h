@@ -49,7 +49,8 @@ typedef struct tr_setting {
     /* Values of other versions: words or numbers with blanks between; "*" = every other value of
      * the type that is out of range. */
     const char *later;
-    const char *unit; /* NULL = none */
+    const char *elsewhere; /* what others call a value, a blank, and the value; NULL = none */
+    const char *unit;      /* NULL = none */
     const char *meaning;
 } tr_setting;
 

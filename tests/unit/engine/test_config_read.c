@@ -115,6 +115,7 @@ static void test_wrong_type(void **state)
     refuses_text("model:\n  tied: yes\n", "model.tied = yes", "true or false");
     refuses_text("model:\n  norm: rsm\n", "model.norm = rsm", "did you mean rms?");
     refuses_text("model:\n  norm: batch\n", "rms, layer");
+    refuses_override("device.kind=gpu", "did you mean cuda? (auto, cpu, cuda)");
     refuses_text("train:\n  lr: fast\n", "expected a number");
     refuses_text("train:\n  lr: .nan\n", "expected a number");
     refuses_text("train:\n  lr: 0x10\n", "train.lr = 0x10");
