@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "engine/config/nearest.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/device.h"
 
 static const tr_verb *const verbs[] = {
@@ -55,6 +56,15 @@ static void print_help(void)
          "lost; 75 stopped on request, everything saved; 1 anything else");
 }
 
+static bool cuda_is_built(void)
+{
+    tr_device *counting;
+    if (tr_cuda_device_create_counting(&counting, false) != TR_OK)
+        return false;
+    tr_device_destroy(counting);
+    return true;
+}
+
 static void print_version(void)
 {
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -67,6 +77,7 @@ static void print_version(void)
     yaml_get_version(&major, &minor, &patch);
     printf("trine %s\n", TRINE_VERSION);
     printf("device %s\n", tr_cpu_device_numerics());
+    printf("device cuda: %s\n", cuda_is_built() ? "in this build" : "not in this build");
     printf("MPI %s\n", mpi);
     printf("zstd %s\n", ZSTD_versionString());
     printf("libyaml %d.%d.%d\n", major, minor, patch);

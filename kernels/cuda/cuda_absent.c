@@ -10,8 +10,9 @@ static tr_status refuse(void)
 {
     return tr_fail(
         TR_ERR_MEMORY,
-        "this build of trine has no CUDA device: CMake found no CUDA toolkit; install it and "
-        "configure again with -DTRINE_CUDA=ON, or use device.kind=cpu");
+        "this build of trine has no CUDA device: TRINE_CUDA was OFF, or CMake found no whole CUDA "
+        "toolkit; configure again with -DTRINE_CUDA=ON, which says what is missing, or use "
+        "device.kind=cpu");
 }
 
 tr_status tr_cuda_device_create(tr_device **device, const tr_cuda_options *options)

@@ -40,6 +40,7 @@ expect 0 '^trine [0-9]' --version
 expect 0 '^device cpu .* oneDNN [0-9]' --version
 expect 0 '^MPI ' --version
 expect 0 '^zstd [0-9]' --version
+expect 0 '^device cuda: ' --version
 expect 2 'needs a verb'
 expect 2 'did you mean trine config' confgi
 expect 2 'trine --help' quux
@@ -108,6 +109,18 @@ sharded='parallel.tensor=1 parallel.pipeline=1 parallel.zero=3'
         parallel.zero=1 memory.limit_gb=20
     expect 0 '^fits ' plan --ranks 64 configs/llama-8b.yaml $sharded memory.recompute=full memory.limit_gb=20
 }
+# GPUs are planned for without one, by a build that has the device.
+if "$trine" --version | grep -q '^device cuda: in this build$'; then
+    expect 0 ', on cuda$' plan configs/tiny-g.yaml device.kind=cuda
+    expect 0 "^snapshot is memory of the host.*not in the total" plan configs/tiny-g.yaml device.kind=cuda checkpoint.every=1
+else
+    expect 6 'this build of trine has no CUDA device: .*-DTRINE_CUDA=ON' plan configs/tiny-g.yaml device.kind=cuda
+fi
+expect 0 ', on cpu$' plan configs/tiny-g.yaml checkpoint.every=1 device.kind=cpu
+if grep -q '^snapshot is' "$scratch/out"; then
+    echo 'trine plan: the snapshot of a CPU is said not to be in the total'
+    failures=$((failures + 1))
+fi
 expect 6 'none of zero and recompute, alone or together' plan configs/llama-70b.yaml memory.limit_gb=1
 expect 0 'pipeline 8, interleaved with 5 chunks a stage, zero 1' plan configs/llama-70b.yaml
 expect 0 '^3F0,4F0,3F1' plan --schedule --draw "$scratch/plan.svg" configs/llama-8b.yaml parallel.pipeline=4 \
