@@ -9,7 +9,7 @@
 # build-device/, logs are build-device/PART.log, or in $OUT where that names a folder. Parts, each with a time limit of its own; one that fails does
 # not stop the next:
 #
-#     build        the programs below, for this GPU only
+#     build        the programs below, for this GPU only (without one, for compute capability 9.0)
 #     parity       every operation against the CPU device
 #     golden       models G and L against the golden files, on the GPU
 #     ranks        2 and 4 ranks that share the GPU (TRINE_SHARE_GPU), over NCCL: layouts against one rank
