@@ -6,6 +6,10 @@
 # oneDNN's and cmocka's CMake files, and MPICH's mpiexec. The other machine has a processor of the same kind, a C and a C++ compiler
 # with OpenMP, CMake, ninja or make, the CUDA toolkit, and a C library that is no older than this one's.
 set -eu
+if [ $# -gt 0 ]; then
+    echo "usage: tests/device/pack.sh" >&2
+    exit 2
+fi
 cd "$(dirname "$0")/../.."
 out=$PWD/build-pack
 if ! multiarch=$(cc -print-multiarch) || [ -z "$multiarch" ]; then
@@ -14,7 +18,8 @@ if ! multiarch=$(cc -print-multiarch) || [ -z "$multiarch" ]; then
 fi
 lib=/usr/lib/$multiarch
 list=$(mktemp)
-trap 'rm -f "$list" "$list.all" "$list.program"' EXIT
+trap 'rm -f "$list" "$list.all" "$list.program" "$out/part.$$"' EXIT
+trap 'exit 1' INT TERM
 
 # Files that must be there.
 for path in /usr/bin/mpiexec.hydra /usr/bin/hydra_pmi_proxy /usr/bin/pkgconf \
@@ -63,5 +68,6 @@ echo 'int main(void) { return 0; }' | cc -x c - -Wl,--no-as-needed -lmpich -ldnn
 } | needs | sort -u | links >>"$list"
 sort -u "$list" | sed 's|^/||' >"$list.all"
 mkdir -p "$out"
-tar -C / -czf "$out/trine-libraries.tar.gz" -T "$list.all"
+tar -C / -czf "$out/part.$$" -T "$list.all"
+mv "$out/part.$$" "$out/trine-libraries.tar.gz" # whole, or not there
 echo "$out/trine-libraries.tar.gz: $(du -m "$out/trine-libraries.tar.gz" | cut -f 1) MiB"
