@@ -74,6 +74,8 @@ static tr_status gpu_peak(tr_run *run)
 tr_status tr_run_device_create(tr_run *run)
 {
     bool cuda = run->cfg.device.kind == TR_DEVICE_CHOICE_CUDA;
+    if (run->cfg.device.kind != TR_DEVICE_CHOICE_CPU)
+        tr_cuda_prepare(run->cfg.derived.num_ranks > 1);
     if (run->cfg.device.kind == TR_DEVICE_CHOICE_AUTO) {
         TR_TRY(auto_choose(run, &cuda));
         TR_TRY(tr_config_check_device(&run->cfg, cuda));

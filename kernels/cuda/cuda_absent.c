@@ -1,6 +1,11 @@
 /* The CUDA device of a build without the CUDA toolkit: there is none. */
 #include "kernels/cuda/cuda_device.h"
 
+void tr_cuda_prepare(bool waits)
+{
+    (void)waits;
+}
+
 bool tr_cuda_is_present(void)
 {
     return false;

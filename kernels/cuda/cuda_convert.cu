@@ -1,4 +1,5 @@
 /* Conversions between floating types, copies and zeros: every element alone, each byte read and written once. */
+#include "kernels/cuda/cuda_image.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/cuda_rows.cuh"
 
@@ -161,4 +162,14 @@ extern "C" tr_status tr_cuda_fill_zero(cudaStream_t stream, void *dst, int64_t b
         TR_TRY(TR_LAUNCH(zero_ends_kernel, 1, 2, 0, stream, (int)head, (int)tail, bytes, start));
     return TR_LAUNCH(zero_kernel, (unsigned)tr_blocks(words, 4 * CONVERT_THREADS), CONVERT_THREADS,
                      0, stream, words, (uint4 *)(start + head));
+}
+
+extern "C" cudaError_t tr_cuda_image_there(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(zero_kernel));
+    if (error != cudaSuccess)
+        cudaGetLastError(); /* the caller tells */
+    return error;
 }

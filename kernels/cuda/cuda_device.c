@@ -1,7 +1,7 @@
 /* The CUDA device: which GPU a process takes, its streams, events, memory and copies.
  *
- * One thread creates the device and calls it; the GPU is that thread's current one. The host sleeps while it waits (ranks may share
- * cores). */
+ * One thread creates the device and calls it; the GPU is that thread's current one. Others that copy make it theirs (thread_bind). The host
+ * sleeps while it waits (ranks may share cores). */
 #include "kernels/cuda/cuda_device.h"
 
 #include <stdio.h>
@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "kernels/cuda/cuda_device_int.h"
 #include "kernels/cuda/cuda_error.h"
+#include "kernels/cuda/cuda_image.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 enum { LEAST_CAPABILITY = 80, LEAST_ALLOCATION = 256 };
@@ -96,8 +97,18 @@ static void memory_destroy(tr_device *device, tr_memory_kind kind, void *memory,
         cudaFree(memory);
 }
 
+/* The current GPU is a thread's own, and GPU 0 at first: what another thread than the owner calls would make a context there, some hundreds
+ * of megabytes for each process of the node. */
+static tr_status thread_bind(tr_device *device, tr_stream stream)
+{
+    if (stream == TR_STREAM_COPY) /* others are the owner's alone */
+        TR_CUDA_TRY(cudaSetDevice(tr_cuda_device_of(device)->index));
+    return TR_OK;
+}
+
 static tr_status copy(tr_device *device, tr_stream stream, void *dst, const void *src, size_t bytes)
 {
+    TR_TRY(thread_bind(device, stream));
     if (bytes > 0)
         TR_CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_of(device, stream)));
     return TR_OK;
@@ -167,6 +178,7 @@ static tr_status event_synchronize(tr_device *device, tr_device_event *event)
 
 static tr_status synchronize(tr_device *device, tr_stream stream)
 {
+    TR_TRY(thread_bind(device, stream));
     TR_CUDA_TRY(cudaStreamSynchronize(stream_of(device, stream)));
     return TR_OK;
 }
@@ -207,6 +219,15 @@ static tr_status combine(tr_device *device, tr_stream stream, const tr_combine *
 }
 
 /* ---- which GPU ---- */
+
+/* Streams that wait for other ranks must not hold up others: each gets a hardware queue of its own. And the first launch of a kernel that
+ * the driver has not loaded waits until the GPU is idle, which it is not while it waits for a rank that waits for this one. */
+void tr_cuda_prepare(bool waits)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (waits)
+        setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
 
 bool tr_cuda_is_present(void)
 {
@@ -294,6 +315,19 @@ static tr_status describe(tr_cuda_device *device, bool tf32)
     return TR_OK;
 }
 
+/* Of the GPU that is current. */
+static tr_status check_kernels(const tr_cuda_device *device)
+{
+    cudaError_t error = tr_cuda_image_there();
+    int major = device->capability / 10, minor = device->capability % 10;
+    if (error != cudaErrorNoKernelImageForDevice)
+        return tr_cuda_check(error, "cudaFuncGetAttributes");
+    return tr_fail(TR_ERR_MEMORY,
+                   "this build of trine has no kernels for GPU %d (%s, compute capability %d.%d); "
+                   "build it with -DCMAKE_CUDA_ARCHITECTURES=%d%d, or use device.kind=cpu",
+                   device->index, device->name, major, minor, major, minor);
+}
+
 /* ---- life ---- */
 
 static void destroy(tr_device *base)
@@ -306,20 +340,14 @@ static void destroy(tr_device *base)
     tr_free(device);
 }
 
-/* Streams that wait for other ranks must not hold up others: each gets a hardware queue of its own. Read when the driver starts. */
-static void queues_set(void)
-{
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
 static tr_status open_device(tr_cuda_device *device, const tr_cuda_options *options)
 {
-    queues_set();
     TR_TRY(choose_device(options, &device->index));
     TR_TRY(describe(device, options->tf32));
     TR_CUDA_TRY(
         cudaInitDevice(device->index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
     TR_CUDA_TRY(cudaSetDevice(device->index));
+    TR_TRY(check_kernels(device));
     TR_TRY(streams_create(device));
     return tr_cuda_products_create(&device->products, options->tf32);
 }

@@ -22,6 +22,10 @@ typedef struct tr_cuda_options {
     bool tf32;      /* fp32 products may round their inputs to TF32 */
 } tr_cuda_options;
 
+/* Sets the environment variables that the driver reads when it starts, but for those that are set already. Called before anything else here, and
+ * before other threads read the environment. waits: the GPU's work will wait for that of other processes. */
+void tr_cuda_prepare(bool waits);
+
 /* Whether this process sees at least one GPU through a working driver. Starts the driver, not a context. */
 bool tr_cuda_is_present(void);
 

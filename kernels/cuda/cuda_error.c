@@ -16,8 +16,8 @@ tr_status tr_cuda_check(cudaError_t error, const char *what)
     if (is_sticky(error))
         return tr_fail(TR_ERR_INTERNAL,
                        "the GPU failed: %s (%s), seen at %s but caused by work enqueued before; "
-                       "the process cannot use it "
-                       "any more; run again, with CUDA_LAUNCH_BLOCKING=1 to see which work it was",
+                       "the process cannot use it any more; run again, on one rank with "
+                       "CUDA_LAUNCH_BLOCKING=1 to see which work it was (several would hang)",
                        name, text, what);
     if (error == cudaErrorMemoryAllocation)
         return tr_fail(TR_ERR_MEMORY, "the GPU's memory is full at %s (%s)", what, text);

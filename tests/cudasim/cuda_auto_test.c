@@ -63,6 +63,18 @@ static void expect_kind(fx_job *job, const char *settings, tr_device_kind kind, 
              logged ? "lacks" : "has", words, text);
 }
 
+/* The driver reads variables when device.kind=auto looks for a GPU, or never. */
+static void test_variables(fx_job *job)
+{
+    const char *queues, *loading;
+    machine_set(2, NULL);
+    expect_kind(job, BATCH " parallel.data=2 device.kind=auto", TR_DEVICE_CUDA, "", true);
+    queues = cudasim_variable("CUDA_DEVICE_MAX_CONNECTIONS");
+    loading = cudasim_variable("CUDA_MODULE_LOADING");
+    fx_check(job, queues != NULL && strcmp(queues, "32") == 0, "queues: %s", queues);
+    fx_check(job, loading != NULL && strcmp(loading, "EAGER") == 0, "loading: %s", loading);
+}
+
 static void test_one_rank(fx_job *job)
 {
     machine_set(1, NULL);
@@ -146,10 +158,12 @@ int main(int argc, char **argv)
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
     fx_folder_make(&job, folder);
-    static const fx_named_case cases[] = {{"one_rank", test_one_rank},
-                                          {"two_ranks", test_two_ranks},
-                                          {"no_gpu", test_no_gpu},
-                                          {"mfu", test_mfu}};
+    static const fx_named_case cases[] = {
+        {"variables", test_variables}, /* before the driver has started */
+        {"one_rank", test_one_rank},
+        {"two_ranks", test_two_ranks},
+        {"no_gpu", test_no_gpu},
+        {"mfu", test_mfu}};
     fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     fx_folder_remove(&job, folder);
     return fx_end(&job);

@@ -1,5 +1,6 @@
 /* The CUDA device itself, on simulated machines: which GPU it takes and what it says where there is none for it, memory, copies, events,
  * and a GPU that is lost. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -58,6 +59,9 @@ static void test_refused(void **state)
     machine = whole;
     machine.capability = 75;
     expect_refused(&machine, one, "compute capability 7.5; trine needs 8.0");
+    machine = whole;
+    machine.strange = true;
+    expect_refused(&machine, one, "capability 9.0); build it with -DCMAKE_CUDA_ARCHITECTURES=90");
 }
 
 static void test_present(void **state)
@@ -209,6 +213,40 @@ static void test_copies(void **state)
     tr_device_destroy(device);
 }
 
+/* ---- other threads ---- */
+
+typedef struct copying {
+    tr_device *device;
+    void *dst, *src;
+} copying;
+
+static void *copy_on_thread(void *argument)
+{
+    const copying *c = argument;
+    must(c->device->copy(c->device, TR_STREAM_COPY, c->dst, c->src, BYTES));
+    must(c->device->synchronize(c->device, TR_STREAM_COPY));
+    return NULL;
+}
+
+/* A checkpoint's writers copy too, and must not make contexts on GPU 0. */
+static void test_threads(void **state)
+{
+    (void)state;
+    int before = cudasim_num_contexts();
+    tr_device *device = make(3);
+    copying c = {.device = device};
+    pthread_t thread;
+    must(device->memory_create(device, TR_MEMORY_HOST, BYTES, &c.dst));
+    must(device->memory_create(device, TR_MEMORY_DEVICE, BYTES, &c.src));
+    assert_int_equal(cudasim_num_contexts(), before + 1);
+    assert_int_equal(pthread_create(&thread, NULL, copy_on_thread, &c), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(cudasim_num_contexts(), before + 1);
+    device->memory_destroy(device, TR_MEMORY_HOST, c.dst, BYTES);
+    device->memory_destroy(device, TR_MEMORY_DEVICE, c.src, BYTES);
+    tr_device_destroy(device);
+}
+
 /* ---- a lost GPU ---- */
 
 static void expect_lost(tr_status status)
@@ -248,6 +286,7 @@ static void test_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_threads), /* first, before GPU 0 has a context */
         cmocka_unit_test(test_refused), cmocka_unit_test(test_present),
         cmocka_unit_test(test_places),  cmocka_unit_test(test_description),
         cmocka_unit_test(test_memory),  cmocka_unit_test(test_memory_full),

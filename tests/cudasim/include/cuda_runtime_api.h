@@ -57,6 +57,11 @@ struct cudaDeviceProp {
     int multiProcessorCount;
 };
 
+/* None of its members is read. */
+struct cudaFuncAttributes {
+    int numRegs;
+};
+
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
 #define cudaEventBlockingSync 0x01
@@ -81,6 +86,7 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaInitDevice(int device, unsigned int device_flags, unsigned int flags);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
 cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel);
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes);
 cudaError_t cudaFree(void *pointer);

@@ -4,18 +4,70 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <mutex>
+#include <set>
+#include <string>
+
 #include "tests/cudasim/runtime/sim_error.h"
 #include "tests/cudasim/runtime/sim_stream.h"
 
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 
+/* ---- what starts when it is first needed ---- */
+
+static struct {
+    const char *name;
+    std::string value;
+    bool set;
+} variables[] = {{"CUDA_DEVICE_MAX_CONNECTIONS", "", false}, {"CUDA_MODULE_LOADING", "", false}};
+
+static void driver_start()
+{
+    static bool started;
+    for (auto &variable : variables) {
+        const char *value = started ? nullptr : getenv(variable.name);
+        if (value == nullptr)
+            continue;
+        variable.value = value;
+        variable.set = true;
+    }
+    started = true;
+}
+
+const char *cudasim_variable(const char *name)
+{
+    for (const auto &variable : variables)
+        if (variable.set && variable.name == std::string(name))
+            return variable.value.c_str();
+    return nullptr;
+}
+
+static std::set<int> &contexts()
+{
+    static std::set<int> the_contexts;
+    return the_contexts;
+}
+
+void sim_context_make()
+{
+    contexts().insert(current_device);
+}
+
+int cudasim_num_contexts(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(sim_lock);
+    return (int)contexts().size();
+}
+
+/* ---- the machine ---- */
+
 static cudasim_machine &machine()
 {
     static cudasim_machine the_machine = [] {
         const char *devices = getenv("CUDASIM_DEVICES");
-        return cudasim_machine{13000, devices != NULL ? atoi(devices) : 8, 90, (size_t)16 << 30,
-                               nullptr};
+        return cudasim_machine{
+            13000, devices != NULL ? atoi(devices) : 8, 90, (size_t)16 << 30, nullptr, false};
     }();
     return the_machine;
 }
@@ -63,6 +115,8 @@ static const struct {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
      "an illegal memory access was encountered"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
@@ -99,6 +153,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = 0;
+    driver_start();
     if (sim_machine().driver_version <
         CUDART_VERSION / 1000 * 1000) /* of the runtime's major version */
         return sim_error_set(cudaErrorInsufficientDriver);
@@ -154,6 +209,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->minor = sim_machine().capability % 10;
     properties->multiProcessorCount = 132;
     return sim_lost();
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *)
+{
+    *attributes = {};
+    return sim_machine().strange ? sim_error_set(cudaErrorNoKernelImageForDevice) : sim_lost();
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "tests/cudasim/runtime/sim_device.h"
 #include "tests/cudasim/runtime/sim_error.h"
 #include "tests/cudasim/runtime/sim_memory.h"
 #include "tests/cudasim/simt_launch.h"
@@ -49,6 +50,7 @@ static CUstream_st *draw_stream()
 CUstream_st *sim_stream_of(cudaStream_t handle, const char *call)
 {
     const std::vector<CUstream_st *> &streams = sim_queues().streams;
+    sim_context_make();
     if (handle == NULL)
         return streams.front();
     if (std::find(streams.begin(), streams.end(), handle) == streams.end())

@@ -32,6 +32,7 @@ typedef struct cudasim_machine {
     int capability;      /* 90 is compute capability 9.0 */
     size_t memory_bytes; /* of each GPU */
     const char *name;    /* of each GPU; NULL: "simulated GPU" */
+    bool strange;        /* kernels were compiled for other GPUs */
 } cudasim_machine;
 
 /* Before the first device is made. The default is a whole machine: CUDA 13.0, 8 GPUs of 9.0 and 16 GiB; CUDASIM_DEVICES names
@@ -44,6 +45,13 @@ void cudasim_seed_set(uint64_t seed);
 /* From now on the device is lost, as after a kernel's illegal access: queued work is dropped, and every call that would have had
  * to do with it returns `error`. cudaSuccess: it is whole again, for the next test. */
 void cudasim_lose_device(cudaError_t error);
+
+/* What the environment variable said when the driver started, which is at the first call that asks for devices: a real driver never looks
+ * again. NULL: nothing, or it has not started. Only of those that a driver reads. */
+const char *cudasim_variable(const char *name);
+
+/* GPUs on which the process has made contexts: those current where work was enqueued or waited for. */
+int cudasim_num_contexts(void);
 
 /* Things alive: device and pinned allocations, streams (without the default one), events. */
 typedef struct cudasim_counts {
