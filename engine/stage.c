@@ -349,7 +349,7 @@ static void groups_reserve(const tr_stage *stage, const tr_stage_groups *groups)
 }
 
 /* Of groups on a device: where they receive what they add, and who adds. */
-static void device_sums_set(const tr_stage *stage, const tr_stage_groups *groups)
+static tr_status device_sums_set(const tr_stage *stage, const tr_stage_groups *groups)
 {
     tr_group *const all[] = {groups->tensor, groups->kv, groups->data.data, groups->data.shard,
                              groups->data.replica};
@@ -358,8 +358,9 @@ static void device_sums_set(const tr_stage *stage, const tr_stage_groups *groups
         if (all[g] != NULL && scratch->memory != NULL)
             tr_group_scratch_set(all[g], scratch->memory, scratch->bytes);
         if (all[g] != NULL && g >= 2 && stage->cfg->train.reduction_order == TR_REDUCTION_NATIVE)
-            tr_group_native_set(all[g]);
+            TR_TRY(tr_group_native_set(all[g]));
     }
+    return TR_OK;
 }
 
 /* Opens the directions between stages that transfers of the schedules and a tied head's exchange take. */
@@ -388,7 +389,7 @@ static tr_status channels_open(const tr_stage *stage, tr_group *pipeline)
 tr_status tr_stage_connect(tr_stage *stage, const tr_stage_groups *groups)
 {
     groups_reserve(stage, groups);
-    device_sums_set(stage, groups);
+    TR_TRY(device_sums_set(stage, groups));
     TR_TRY(channels_open(stage, groups->pipeline));
     stage->model.tensor.group = groups->tensor;
     stage->model.tensor.sharers = groups->kv;

@@ -41,9 +41,12 @@ void tr_group_scratch_set(tr_group *group, void *scratch, size_t bytes)
     group->scratch_bytes = bytes;
 }
 
-void tr_group_native_set(tr_group *group)
+tr_status tr_group_native_set(tr_group *group)
 {
+    if (group->transport->native_open != NULL)
+        TR_TRY(group->transport->native_open(group));
     group->native = true;
+    return TR_OK;
 }
 
 tr_status tr_group_channels_open(tr_group *group, const tr_channel *channels, int count)

@@ -9,7 +9,7 @@
  *
  * Sums. All floating-point sums go through one ordered primitive: element i of the result is the tree sum of the ranks' elements i, the tree over
  * n things splitting at the largest power of two below n (DESIGN section 1), in fp32. reduce_scatter, all_reduce and hand-made exchanges therefore agree
- * bit for bit on every transport.
+ * bit for bit on every transport. Only tr_group_native_set gives this up.
  *
  * Waiting sleeps (futex) where all peers share a node, else tests, yields and sleeps briefly; always against the world's deadline. A wait
  * that passes it returns TR_ERR_TIMEOUT with one line that names operation, group, peer and tag. One thread per process calls these functions. No call allocates after the
@@ -69,9 +69,9 @@ size_t tr_group_scratch_bytes(int size, int64_t elements);
 /* At set-up. Stays the caller's, 256-byte aligned; other groups of the same stream may have the same. Nothing on host transports. */
 void tr_group_scratch_set(tr_group *group, void *scratch, size_t bytes);
 
-/* At set-up, on all ranks: from now on reduce_scatter sums as the transport itself does it fastest, in an order of its own, where it has such sums
- * (NCCL's, for equal counts); elsewhere as before. */
-void tr_group_native_set(tr_group *group);
+/* At set-up, collective over the group: from now on reduce_scatter sums as the transport itself does it fastest, in an order of its own that is the same
+ * each time, where it has such sums (NCCL); elsewhere, and in all other operations, as before. */
+tr_status tr_group_native_set(tr_group *group);
 
 /* One direction between two ranks of a group. */
 typedef struct tr_channel {

@@ -78,7 +78,8 @@ typedef struct tr_group_transport {
      * elsewhere. */
     tr_status (*await)(tr_group *group, const tr_op *op);
     tr_status (*channels_open)(tr_group *group, const tr_channel *channels,
-                               int count); /* or NULL */
+                               int count);     /* or NULL */
+    tr_status (*native_open)(tr_group *group); /* NULL: it has no sums of its own */
 } tr_group_transport;
 
 extern const tr_group_transport tr_group_transport_shm;
@@ -175,6 +176,8 @@ static inline size_t tr_segment_bytes(tr_segment s)
 {
     return (size_t)(s.end - s.begin) * sizeof(float);
 }
+/* Whether all ranks' counts are. */
+bool tr_group_counts_are_equal(const tr_group *group, const tr_op *op);
 /* Elements between two ranks' segments in a scratch. */
 int64_t tr_group_scratch_stride(int64_t elements);
 

@@ -1,16 +1,14 @@
 /* Groups over NCCL, in the memory of GPUs: operations run on the device, in the order in which they were posted; the host only enqueues.
  *
  * A post makes the group's stream wait for what the compute stream has by then, enqueues the operation, and records an event behind it; waiting for the operation
- * makes the compute stream wait for that event. NCCL's communicators carry bytes; sums are this file's: the ranks exchange segments into the scratch, a kernel adds
- * them in tree order (tr_device's combine), and an all-reduce sends the shares of the result around. The bits are those of host memory (group_mpi.c).
+ * makes the compute stream wait for that event. Sums are nccl_sums.c's.
  *
  * A channel has a communicator of its two ranks and a stream of its own, since what is enqueued on one stream waits for what is in front of it: two directions on one would
  * wait for one another. Who is later at a collective is not known here; what is late as a whole is (world_device.c). */
 #include <string.h>
 
 #include "base/alloc.h"
-#include "kernels/cuda/cuda_device.h"
-#include "parallel/nccl_comm.h"
+#include "parallel/nccl_sums.h"
 
 /* Blocks of threads that an operation of a channel may take. They occupy a multiprocessor each while they wait for the other rank, and all channels together must leave
  * most of the GPU to what the other ranks wait for. */
@@ -48,124 +46,6 @@ static channel *channel_of(const tr_group *group, const tr_op *op)
     return NULL;
 }
 
-static cudaStream_t stream_of(const tr_group *group)
-{
-    return tr_cuda_device_stream(device_of(group), group->stream);
-}
-
-/* The other ranks' segments stand in the scratch one behind the other, in their order. */
-static float *scratch_place(const tr_group *group, int64_t elements, int rank)
-{
-    int place = rank < group->rank ? rank : rank - 1;
-    return (float *)group->scratch + place * tr_group_scratch_stride(elements);
-}
-
-/* Each peer's segment of the source to it, all peers' segments for this rank into the scratch. */
-static tr_status exchange_segments(tr_group *group, const tr_op *op)
-{
-    nccl_state *state = group->state;
-    const tr_nccl *nccl = tr_nccl_of(group);
-    ncclComm_t comm = state->all.comm;
-    tr_segment own = tr_group_segment(group, op, group->rank);
-    int64_t elements = own.end - own.begin;
-    TR_ASSERT(tr_group_scratch_bytes(group->size, elements) <= group->scratch_bytes);
-    TR_TRY(tr_nccl_begin(&state->all));
-    tr_status status = TR_OK;
-    for (int step = 1; step < group->size; step++) {
-        int to = (group->rank + step) % group->size;
-        int from = (group->rank + group->size - step) % group->size;
-        tr_segment s = tr_group_segment(group, op, to);
-        if (s.end > s.begin)
-            TR_NCCL_TRY_GOTO(status, &state->all,
-                             nccl->Send((const float *)op->src + s.begin, tr_segment_bytes(s),
-                                        ncclUint8, to, comm, stream_of(group)),
-                             end);
-        if (elements > 0)
-            TR_NCCL_TRY_GOTO(status, &state->all,
-                             nccl->Recv(scratch_place(group, elements, from), tr_segment_bytes(own),
-                                        ncclUint8, from, comm, stream_of(group)),
-                             end);
-    }
-end:
-    return tr_nccl_end(&state->all, status);
-}
-
-static tr_status combine_segments(tr_group *group, const tr_op *op)
-{
-    tr_device *device = device_of(group);
-    tr_segment own = tr_group_segment(group, op, group->rank);
-    float *dst = op->dst;
-    const tr_combine args = {.kind = op->kind == TR_OP_ALL_REDUCE_MAX ? TR_COMBINE_MAXIMUM
-                                                                      : TR_COMBINE_TREE_SUM,
-                             .count = group->size,
-                             .own_index = group->rank,
-                             .n = own.end - own.begin,
-                             .own = (const float *)op->src + own.begin,
-                             .others = group->scratch,
-                             .stride = tr_group_scratch_stride(own.end - own.begin),
-                             .dst = op->kind == TR_OP_REDUCE_SCATTER ? dst : dst + own.begin};
-    return device->combine(device, group->stream, &args);
-}
-
-/* The second half of an all-reduce: the shares of the result. */
-static tr_status gather_shares(tr_group *group, const tr_op *op)
-{
-    nccl_state *state = group->state;
-    const tr_nccl *nccl = tr_nccl_of(group);
-    ncclComm_t comm = state->all.comm;
-    tr_segment own = tr_group_segment(group, op, group->rank);
-    float *dst = op->dst;
-    TR_TRY(tr_nccl_begin(&state->all));
-    tr_status status = TR_OK;
-    for (int step = 1; step < group->size; step++) {
-        int to = (group->rank + step) % group->size;
-        int from = (group->rank + group->size - step) % group->size;
-        tr_segment s = tr_group_segment(group, op, from);
-        if (own.end > own.begin)
-            TR_NCCL_TRY_GOTO(status, &state->all,
-                             nccl->Send(dst + own.begin, tr_segment_bytes(own), ncclUint8, to, comm,
-                                        stream_of(group)),
-                             end);
-        if (s.end > s.begin)
-            TR_NCCL_TRY_GOTO(status, &state->all,
-                             nccl->Recv(dst + s.begin, tr_segment_bytes(s), ncclUint8, from, comm,
-                                        stream_of(group)),
-                             end);
-    }
-end:
-    return tr_nccl_end(&state->all, status);
-}
-
-static bool counts_are_equal(const tr_group *group, const tr_op *op)
-{
-    for (int i = 1; i < group->size; i++)
-        if (op->counts[i] != op->counts[0])
-            return false;
-    return true;
-}
-
-/* NCCL's own, whose order is not the tree's. */
-static tr_status post_native_sum(tr_group *group, const tr_op *op)
-{
-    nccl_state *state = group->state;
-    const tr_nccl *nccl = tr_nccl_of(group);
-    if (op->counts[0] == 0)
-        return TR_OK;
-    TR_TRY(tr_nccl_begin(&state->all));
-    ncclResult_t result = nccl->ReduceScatter(op->src, op->dst, (size_t)op->counts[0], ncclFloat32,
-                                              ncclSum, state->all.comm, stream_of(group));
-    return tr_nccl_end(&state->all, tr_nccl_result(&state->all, result, "ReduceScatter"));
-}
-
-static tr_status post_sum(tr_group *group, const tr_op *op)
-{
-    if (group->native && op->kind == TR_OP_REDUCE_SCATTER && counts_are_equal(group, op))
-        return post_native_sum(group, op);
-    TR_TRY(exchange_segments(group, op));
-    TR_TRY(combine_segments(group, op));
-    return op->kind == TR_OP_REDUCE_SCATTER ? TR_OK : gather_shares(group, op);
-}
-
 /* Where rank's part of a gather belongs. */
 static char *gather_place(const tr_op *op, int rank)
 {
@@ -192,14 +72,14 @@ static tr_status gather_unequal(tr_group *group, const tr_op *op)
         int from = (group->rank + group->size - step) % group->size;
         size_t bytes = (size_t)op->counts[from] * op->item_bytes;
         if (own_bytes > 0)
-            TR_NCCL_TRY_GOTO(status, &state->all,
-                             nccl->Send(op->src, own_bytes, ncclUint8, to, comm, stream_of(group)),
-                             end);
-        if (bytes > 0)
             TR_NCCL_TRY_GOTO(
                 status, &state->all,
-                nccl->Recv(gather_place(op, from), bytes, ncclUint8, from, comm, stream_of(group)),
-                end);
+                nccl->Send(op->src, own_bytes, ncclUint8, to, comm, tr_nccl_stream(group)), end);
+        if (bytes > 0)
+            TR_NCCL_TRY_GOTO(status, &state->all,
+                             nccl->Recv(gather_place(op, from), bytes, ncclUint8, from, comm,
+                                        tr_nccl_stream(group)),
+                             end);
     }
 end:
     return tr_nccl_end(&state->all, status);
@@ -209,7 +89,7 @@ static tr_status post_gather(tr_group *group, const tr_op *op)
 {
     nccl_state *state = group->state;
     size_t bytes = (size_t)op->counts[group->rank] * op->item_bytes;
-    if (!counts_are_equal(group, op))
+    if (!tr_group_counts_are_equal(group, op))
         return gather_unequal(group, op);
     if (bytes == 0)
         return TR_OK;
@@ -217,7 +97,7 @@ static tr_status post_gather(tr_group *group, const tr_op *op)
     tr_status status =
         tr_nccl_result(&state->all,
                        tr_nccl_of(group)->AllGather(op->src, op->dst, bytes, ncclUint8,
-                                                    state->all.comm, stream_of(group)),
+                                                    state->all.comm, tr_nccl_stream(group)),
                        "AllGather");
     return tr_nccl_end(&state->all, status);
 }
@@ -251,7 +131,7 @@ static tr_status nccl_post(tr_group *group, tr_op *op)
     else if (op->kind == TR_OP_ALL_GATHER)
         TR_TRY(post_gather(group, op));
     else
-        TR_TRY(post_sum(group, op));
+        TR_TRY(tr_nccl_sum(&state->all, op));
     TR_TRY(device->event_record(device, state->done[op->index], stream));
     return tr_world_note_posted(group->world, group, op, stream);
 }
@@ -342,17 +222,24 @@ static tr_status probe_wait(tr_group *group, const tr_op *op, tr_stream stream)
     return tr_world_wait_device(group->world, state->ready);
 }
 
+/* counts[size] of an operation of one element of each rank; the caller frees them. */
+static int64_t *one_of_each(const tr_group *group)
+{
+    int64_t *counts = TR_NEW_ARRAY(int64_t, group->size);
+    for (int i = 0; i < group->size; i++)
+        counts[i] = 1;
+    return counts;
+}
+
 /* Gathers a byte of each rank, by both ways. */
 static tr_status collectives_open(tr_group *group)
 {
     nccl_state *state = group->state;
     char *probe = group->world->nccl->probe;
     int *members = TR_NEW_ARRAY(int, group->size);
-    int64_t *counts = TR_NEW_ARRAY(int64_t, group->size);
-    for (int i = 0; i < group->size; i++) {
+    int64_t *counts = one_of_each(group);
+    for (int i = 0; i < group->size; i++)
         members[i] = i;
-        counts[i] = 1;
-    }
     const tr_op op = {.kind = TR_OP_ALL_GATHER,
                       .src = probe,
                       .dst = probe + TR_NCCL_PROBE,
@@ -379,6 +266,26 @@ static tr_status nccl_open(tr_group *group)
         status = collectives_open(group);
     if (status != TR_OK)
         nccl_close(group);
+    return status;
+}
+
+/* Sums a float of each rank, by both ways. */
+static tr_status nccl_native_open(tr_group *group)
+{
+    nccl_state *state = group->state;
+    char *probe = group->world->nccl->probe;
+    int64_t *counts = one_of_each(group);
+    const tr_op op = {.kind = TR_OP_REDUCE_SCATTER,
+                      .src = probe + TR_NCCL_PROBE,
+                      .dst = probe,
+                      .counts = counts,
+                      .item_bytes = sizeof(float)};
+    tr_status status = tr_nccl_sum_equal(&state->all, &op);
+    if (status == TR_OK)
+        status = tr_nccl_sum_unequal(&state->all, &op);
+    if (status == TR_OK)
+        status = probe_wait(group, &op, group->stream);
+    tr_free(counts);
     return status;
 }
 
@@ -424,4 +331,5 @@ const tr_group_transport tr_group_transport_nccl = {
     .advance = nccl_advance,
     .await = nccl_await,
     .channels_open = nccl_channels_open,
+    .native_open = nccl_native_open,
 };

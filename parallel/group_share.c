@@ -57,3 +57,11 @@ tr_segment tr_group_segment(const tr_group *group, const tr_op *op, int rank)
     found.end = found.begin + op->counts[rank];
     return found;
 }
+
+bool tr_group_counts_are_equal(const tr_group *group, const tr_op *op)
+{
+    for (int i = 1; i < group->size; i++)
+        if (op->counts[i] != op->counts[0])
+            return false;
+    return true;
+}

@@ -59,7 +59,7 @@ static void share_set(const tr_world *world, int version)
 
 static size_t probe_bytes(const tr_world *world)
 {
-    return TR_NCCL_PROBE + (size_t)world->size;
+    return TR_NCCL_PROBE + (size_t)world->size * sizeof(float);
 }
 
 tr_status tr_nccl_open(tr_world *world, bool shares_device)

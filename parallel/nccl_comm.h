@@ -5,6 +5,7 @@
 #ifndef TR_PARALLEL_NCCL_COMM_H
 #define TR_PARALLEL_NCCL_COMM_H
 
+#include "kernels/cuda/cuda_device.h"
 #include "parallel/group_nccl.h"
 #include "parallel/nccl_library.h"
 
@@ -18,7 +19,7 @@ typedef struct tr_nccl_world {
     const tr_nccl *table;
     tr_nccl_comm *first; /* of the open communicators */
     char *
-        probe; /* device memory for the first operation of a communicator: TR_NCCL_PROBE bytes, and one for each rank */
+        probe; /* device memory for the first operations of a communicator: TR_NCCL_PROBE bytes, and a float for each rank */
 } tr_nccl_world;
 
 enum { TR_NCCL_PROBE = 256 };
@@ -26,6 +27,12 @@ enum { TR_NCCL_PROBE = 256 };
 static inline const tr_nccl *tr_nccl_of(const tr_group *group)
 {
     return group->world->nccl->table;
+}
+
+/* That of the group's collectives. */
+static inline cudaStream_t tr_nccl_stream(const tr_group *group)
+{
+    return tr_cuda_device_stream(group->world->device, group->stream);
 }
 
 /* Collective over `members` (ranks of the group, this one among them), whose places there are the communicator's ranks. number: below 4096, another one for

@@ -27,8 +27,8 @@ extern "C" {
     X(Send)                                                                                        \
     X(Recv)                                                                                        \
     X(AllGather)                                                                                   \
-    X(ReduceScatter)                                                                               \
-    X(AllReduce)
+    X(Reduce)                                                                                      \
+    X(ReduceScatter)
 
 typedef struct tr_nccl {
 #define TR_NCCL_MEMBER(name) __typeof__(&nccl##name) name;

@@ -4,7 +4,7 @@
  * compute stream's copies that fill sources, the operations, and the copies that fetch results and overwrite sources at once.
  *
  * Parts: `all`: storms of operations on overlapping groups and of transfers over channels in both directions, waited for in an order that
- * differs by rank; the byte counters. `native`: sums of NCCL's own. `hang`: a rank that does not join is named by those that wait for the device. `shared`: ranks on one GPU, not asked for.
+ * differs by rank; the byte counters. `native`: sums of NCCL's own, and that nothing else is. `hang`: a rank that does not join is named by those that wait for the device. `shared`: ranks on one GPU, not asked for.
  * Exits 1 at the first difference. */
 #include <math.h>
 #include <stdio.h>
@@ -59,39 +59,73 @@ static void test_all(int num_storms)
     setting_close(&s);
 }
 
-/* A sum over all ranks into s->fetched; last: elements of the last rank, the others have MOST. */
-static void reduce_scatter_once(setting *s, int64_t last)
+/* Ranks' parts of a reduce-scatter, and whether it is in place. */
+typedef struct shape {
+    int64_t counts[RANKS];
+    bool in_place;
+} shape;
+
+/* A sum of that shape, at sum[MOST]; NaNs behind it. */
+static void shape_sum(setting *s, const shape *of, float *sum)
 {
-    task t = {.kind = REDUCE_SCATTER, .on = &s->groups[0], .counts = {MOST, MOST, MOST, last}};
+    task t = {.kind = REDUCE_SCATTER, .on = &s->groups[0], .in_place = of->in_place};
+    memcpy(t.counts, of->counts, sizeof t.counts);
+    memcpy(sum, s->poison, MOST * sizeof *sum);
     task_post(s, &t, 1);
     task_wait(s, &t, 2);
     wait_for_compute(s);
+    memcpy(sum, s->fetched, (size_t)t.num_fetched * sizeof *sum);
 }
 
-/* NCCL's own sums: the same bits each time, near the tree's, but not the tree's; parts of other sizes are the tree's. */
+/* NCCL's own sums are the same bits each time, near the tree's, but not the tree's: of equal parts and of others, also of none. */
 static void test_native(void)
 {
-    static float first[MOST];
+    static const shape shapes[] = {{{MOST, MOST, MOST, MOST}, false},
+                                   {{MOST, MOST - 1, MOST, 64}, false},
+                                   {{MOST / 2, MOST, 3, MOST - 64}, true},
+                                   {{MOST, 0, MOST - 64, 0}, false},
+                                   {{0, 0, 0, MOST}, true},
+                                   {{0, 0, 0, 0}, false}};
+    enum { NUM = sizeof shapes / sizeof shapes[0] };
+    static float tree[NUM][MOST], first[NUM][MOST], again[MOST];
     setting s;
     setting_open(&s, 60);
-    int num_others = 0;
-    reduce_scatter_once(&s, MOST);
-    memcpy(first, s.fetched, sizeof first); /* the tree's, as test_all has seen */
-    tr_group_native_set(s.groups[0].group);
-    for (int turn = 0; turn < 3; turn++) {
-        static float own[MOST];
-        cudasim_seed_set((uint64_t)turn + 1);
-        reduce_scatter_once(&s, MOST);
-        CHECK(turn == 0 || memcmp(own, s.fetched, sizeof own) == 0);
-        memcpy(own, s.fetched, sizeof own);
-        for (int i = 0; i < MOST; i++) {
-            CHECK(fabsf(own[i] - first[i]) <= 1.0f); /* of up to 4e6 */
-            num_others += own[i] != first[i];
+    for (int k = 0; k < NUM; k++)
+        shape_sum(&s, &shapes[k], tree[k]); /* the tree's, as test_all has seen */
+    int64_t before = cudasim_nccl_works();
+    CHECK_OK(tr_group_native_set(s.groups[0].group));
+    CHECK(cudasim_nccl_works() == before + 2); /* ranks have connected for both ways */
+    for (int turn = 0; turn < 3; turn++)
+        for (int k = 0; k < NUM; k++) {
+            cudasim_seed_set((uint64_t)turn + 1);
+            shape_sum(&s, &shapes[k], turn == 0 ? first[k] : again);
+            CHECK(turn == 0 || memcmp(first[k], again, sizeof again) == 0);
         }
+    for (int k = 0; k < NUM; k++) {
+        int num_others = 0, count = (int)shapes[k].counts[my_rank];
+        for (int i = 0; i < count; i++) {
+            CHECK(fabsf(first[k][i] - tree[k][i]) <= 1.0f); /* of up to 4e6 */
+            num_others += first[k][i] != tree[k][i];
+        }
+        CHECK(count < 64 || num_others > 0);
     }
-    CHECK(num_others > 0);
-    reduce_scatter_once(&s, MOST - 1);
-    CHECK(memcmp(first, s.fetched, (MOST - 1) * sizeof(float)) == 0);
+    setting_close(&s);
+}
+
+/* All other operations of a native group are as they were. */
+static void test_native_others(void)
+{
+    setting s;
+    setting_open(&s, 60);
+    CHECK_OK(tr_group_native_set(s.groups[0].group));
+    for (task_kind kind = ALL_REDUCE; kind <= ALL_GATHER; kind++) {
+        task t = {
+            .kind = kind, .on = &s.groups[0], .n = 4 * MOST - 3, .counts = {MOST, 0, MOST - 64, 5}};
+        task_post(&s, &t, 1);
+        task_wait(&s, &t, 2);
+        wait_for_compute(&s);
+        task_check(&s, &t, 1);
+    }
     setting_close(&s);
 }
 
@@ -202,9 +236,10 @@ int main(int argc, char **argv)
         test_lost();
     } else if (strcmp(part, "shared") == 0)
         test_shared();
-    else if (strcmp(part, "native") == 0)
+    else if (strcmp(part, "native") == 0) {
         test_native();
-    else
+        test_native_others();
+    } else
         CHECK(!"a part that is known");
     MPI_Finalize();
     return 0;

@@ -91,18 +91,23 @@ static void reduce_scatter(const sim_ranks *ranks, ncclComm_t comm, const use_me
     SIM_MUST(ranks->num_ranks < RANKS || count < 100 || unlike_tree > 0);
 }
 
-static void all_reduce(const sim_ranks *ranks, ncclComm_t comm, const use_memory *m, size_t count,
-                       ncclRedOp_t op, bool in_place)
+/* To each root in turn, in one group; root r has count - r elements, if there are so many. */
+static void reduce(const sim_ranks *ranks, ncclComm_t comm, const use_memory *m, size_t count,
+                   ncclRedOp_t op, bool in_place)
 {
-    float *dst = in_place ? m->src : m->dst;
-    size_t n = (size_t)ranks->num_ranks;
-    upload(m, m->src, ranks->rank, 0, count);
-    use_called(comm, ncclAllReduce(m->src, dst, count, ncclFloat32, op, comm, m->stream));
-    const float *got = fetch(m, dst, count);
-    for (size_t owner = 0; owner < n; owner++)
-        for (size_t i = count * owner / n; i < count * (owner + 1) / n; i++)
-            SIM_MUST(got[i] ==
-                     (op == ncclSum ? ring_sum((int)owner, (int)n, i) : largest((int)n, i)));
+    size_t n = (size_t)ranks->num_ranks, me = (size_t)ranks->rank, first = me * count;
+    float *dst = in_place ? m->src + first : m->dst;
+    upload(m, m->src, ranks->rank, 0, n * count);
+    SIM_MUST(ncclGroupStart() == ncclSuccess);
+    for (size_t root = 0; root < n; root++)
+        SIM_MUST(ncclReduce(m->src + root * count, root == me ? dst : NULL,
+                            count > root ? count - root : 0, ncclFloat32, op, (int)root, comm,
+                            m->stream) == ncclSuccess);
+    use_called(comm, ncclGroupEnd());
+    const float *got = fetch(m, dst, count > me ? count - me : 0);
+    for (size_t i = 0; i + me < count; i++)
+        SIM_MUST(got[i] == (op == ncclSum ? ring_sum((int)me, (int)n, first + i)
+                                          : largest((int)n, first + i)));
 }
 
 /* Every rank sends to every one, itself too, in messages of different lengths, of which some are empty; twice in one group. */
@@ -143,8 +148,8 @@ static void operations(const sim_ranks *ranks)
             for (int in_place = 0; in_place < 2; in_place++) {
                 all_gather(ranks, comm, &m, counts[i], in_place);
                 reduce_scatter(ranks, comm, &m, counts[i], in_place);
-                all_reduce(ranks, comm, &m, 3 * counts[i], ncclSum, in_place);
-                all_reduce(ranks, comm, &m, counts[i], ncclMax, in_place);
+                reduce(ranks, comm, &m, counts[i], ncclSum, in_place);
+                reduce(ranks, comm, &m, counts[i], ncclMax, in_place);
                 exchange(ranks, comm, &m, counts[i]);
             }
         use_comm_end(comm);

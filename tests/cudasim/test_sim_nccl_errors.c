@@ -60,6 +60,9 @@ static void arguments(const sim_ranks *ranks)
     use_memory m = use_memory_make(8);
     SIM_MUST(ncclSend(m.src, 1, ncclFloat32, 2, comm, m.stream) == ncclInvalidArgument);
     SIM_MUST(strstr(ncclGetLastError(comm), "no peer 2 among 2 ranks") != NULL);
+    SIM_MUST(ncclReduce(m.src, m.dst, 1, ncclFloat32, ncclSum, 2, comm, m.stream) ==
+             ncclInvalidArgument);
+    SIM_MUST(strstr(ncclGetLastError(comm), "no root 2 among 2 ranks") != NULL);
     SIM_MUST(ncclRecv(m.src, 1, ncclNumTypes, 0, comm, m.stream) == ncclInvalidArgument);
     SIM_MUST(ncclGroupEnd() == ncclInvalidUsage);
     use_called(comm, ncclAllGather(m.src, m.dst, 1, ncclFloat32, comm, m.stream));
@@ -151,7 +154,7 @@ static void calls_differ(const sim_ranks *ranks)
         use_called(p.comm, ncclSend(p.m.src, 2, ncclFloat32, 1, p.comm, p.m.stream));
     else
         use_called(p.comm,
-                   ncclAllReduce(p.m.src, p.m.dst, 2, ncclFloat32, ncclSum, p.comm, p.m.stream));
+                   ncclReduce(p.m.src, p.m.dst, 2, ncclFloat32, ncclSum, 1, p.comm, p.m.stream));
     use_finish(p.m.stream);
 }
 
@@ -169,8 +172,7 @@ static void types_differ(const sim_ranks *ranks)
 static place in_progress(const sim_ranks *ranks)
 {
     place p = place_make(ranks);
-    while (ncclAllReduce(p.m.src, p.m.dst, 1, ncclFloat32, ncclSum, p.comm, p.m.stream) ==
-           ncclSuccess)
+    while (ncclAllGather(p.m.src, p.m.dst, 1, ncclFloat32, p.comm, p.m.stream) == ncclSuccess)
         SIM_MUST(use_settle(p.comm) == ncclSuccess);
     return p;
 }
@@ -190,21 +192,21 @@ static void event_recorded_early(const sim_ranks *ranks)
 static void comm_used_early(const sim_ranks *ranks)
 {
     place p = in_progress(ranks);
-    ncclAllReduce(p.m.src, p.m.dst, 1, ncclFloat32, ncclSum, p.comm, p.m.stream);
+    ncclAllGather(p.m.src, p.m.dst, 1, ncclFloat32, p.comm, p.m.stream);
 }
 
 static void comm_used_before_ready(const sim_ranks *ranks)
 {
     ncclComm_t comm = use_comm_begin(ranks, 0);
     use_memory m = use_memory_make(8);
-    ncclAllReduce(m.src, m.dst, 1, ncclFloat32, ncclSum, comm, m.stream);
+    ncclAllGather(m.src, m.dst, 1, ncclFloat32, comm, m.stream);
 }
 
 static void comm_used_finalized(const sim_ranks *ranks)
 {
     place p = place_make(ranks);
     use_called(p.comm, ncclCommFinalize(p.comm));
-    ncclAllReduce(p.m.src, p.m.dst, 1, ncclFloat32, ncclSum, p.comm, p.m.stream);
+    ncclAllGather(p.m.src, p.m.dst, 1, ncclFloat32, p.comm, p.m.stream);
 }
 
 static void comm_destroyed_early(const sim_ranks *ranks)
@@ -240,7 +242,7 @@ static void memory_passed(const sim_ranks *ranks)
 static void memory_shifted(const sim_ranks *ranks)
 {
     place p = place_make(ranks);
-    ncclAllReduce(p.m.src, p.m.src + 1, 4, ncclFloat32, ncclSum, p.comm, p.m.stream);
+    ncclAllGather(p.m.src, p.m.src + 1, 4, ncclFloat32, p.comm, p.m.stream);
 }
 
 static void memory_twice(const sim_ranks *ranks)
@@ -288,14 +290,14 @@ static const struct {
 } misuses[] = {
     {"other counts", counts_differ, "calls ncclAllGather of"},
     {"other calls", calls_differ,
-     "rank 0 of a communicator of 2 calls ncclSend of 2 float32 where rank 1 calls ncclAllReduce "
+     "rank 0 of a communicator of 2 calls ncclSend of 2 float32 where rank 1 calls ncclReduce "
      "of 2 float32, sum"},
     {"other types", types_differ,
      "calls ncclSend of 2 float32 where rank 1 calls ncclRecv of 2 int32"},
     {"the stream, too early", stream_used_early,
-     "cudaMemcpyAsync on a stream on which ncclAllReduce has yet to enqueue"},
+     "cudaMemcpyAsync on a stream on which ncclAllGather has yet to enqueue"},
     {"an event, too early", event_recorded_early,
-     "cudaEventRecord on a stream on which ncclAllReduce has yet to enqueue"},
+     "cudaEventRecord on a stream on which ncclAllGather has yet to enqueue"},
     {"another call, too early", comm_used_early, "whose last call is in progress"},
     {"a call before all have come", comm_used_before_ready, "whose last call is in progress"},
     {"a call after the last one", comm_used_finalized, "a communicator that was finalized"},

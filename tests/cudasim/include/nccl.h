@@ -121,10 +121,11 @@ ncclResult_t ncclRecv(void *dst, size_t count, ncclDataType_t type, int peer, nc
                       cudaStream_t stream);
 ncclResult_t ncclAllGather(const void *src, void *dst, size_t sendcount, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream);
+/* Only the root writes dst, which may be NULL elsewhere. */
+ncclResult_t ncclReduce(const void *src, void *dst, size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclReduceScatter(const void *src, void *dst, size_t recvcount, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllReduce(const void *src, void *dst, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -59,10 +59,11 @@ static ncclResult_t check_arguments(const sim_nccl_call *call, const sim_nccl_li
     const char *name = sim_nccl_call_name(call->kind);
     if (sim_nccl_type_bytes(call->type) == 0)
         return sim_nccl_error(ncclInvalidArgument, "%s: no data type %d", name, (int)call->type);
-    if (!is_collective(*call) && (call->peer < 0 || call->peer >= link->num_ranks))
-        return sim_nccl_error(ncclInvalidArgument, "%s: no peer %d among %d ranks", name,
-                              call->peer, link->num_ranks);
-    bool sums = call->kind == SIM_NCCL_REDUCE_SCATTER || call->kind == SIM_NCCL_ALL_REDUCE;
+    if (call->peer < 0 || call->peer >= link->num_ranks)
+        return sim_nccl_error(ncclInvalidArgument, "%s: no %s %d among %d ranks", name,
+                              call->kind == SIM_NCCL_REDUCE ? "root" : "peer", call->peer,
+                              link->num_ranks);
+    bool sums = sim_nccl_is_sum(call->kind);
     if (sums && ((int)call->op < 0 || call->op >= ncclNumOps))
         return sim_nccl_error(ncclInvalidArgument, "%s: no operation %d", name, (int)call->op);
     if (sums && (call->type != ncclFloat32 || (call->op != ncclSum && call->op != ncclMax)))
@@ -178,7 +179,7 @@ static void group_add(ncclComm_t comm, cudaStream_t stream, const sim_nccl_call 
     at->calls.push_back(call);
 }
 
-static ncclResult_t call_add(const sim_nccl_call &call, ncclComm_t comm, cudaStream_t stream)
+static ncclResult_t call_add(sim_nccl_call call, ncclComm_t comm, cudaStream_t stream)
 {
     std::lock_guard<std::recursive_mutex> hold(sim_lock);
     const char *name = sim_nccl_call_name(call.kind);
@@ -187,6 +188,8 @@ static ncclResult_t call_add(const sim_nccl_call &call, ncclComm_t comm, cudaStr
         result = check_arguments(&call, comm->link.get());
     if (result != ncclSuccess)
         return result;
+    if (call.kind == SIM_NCCL_REDUCE && call.peer != comm->link->rank)
+        call.dst = NULL;
     sim_stream_check(stream, name);
     check_memory(&call, sim_nccl_reads(&call, comm->link->num_ranks));
     check_memory(&call, sim_nccl_writes(&call, comm->link->num_ranks));
@@ -218,18 +221,18 @@ ncclResult_t ncclAllGather(const void *src, void *dst, size_t sendcount, ncclDat
                     comm, stream);
 }
 
+ncclResult_t ncclReduce(const void *src, void *dst, size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
+{
+    return call_add(
+        {SIM_NCCL_REDUCE, (const unsigned char *)src, (unsigned char *)dst, count, type, op, root},
+        comm, stream);
+}
+
 ncclResult_t ncclReduceScatter(const void *src, void *dst, size_t recvcount, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
     return call_add({SIM_NCCL_REDUCE_SCATTER, (const unsigned char *)src, (unsigned char *)dst,
                      recvcount, type, op, 0},
                     comm, stream);
-}
-
-ncclResult_t ncclAllReduce(const void *src, void *dst, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
-{
-    return call_add(
-        {SIM_NCCL_ALL_REDUCE, (const unsigned char *)src, (unsigned char *)dst, count, type, op, 0},
-        comm, stream);
 }

@@ -65,9 +65,14 @@ size_t sim_nccl_type_bytes(ncclDataType_t type)
 
 const char *sim_nccl_call_name(sim_nccl_kind kind)
 {
-    static const char *const names[] = {"ncclSend", "ncclRecv", "ncclAllGather",
-                                        "ncclReduceScatter", "ncclAllReduce"};
+    static const char *const names[] = {"ncclSend", "ncclRecv", "ncclAllGather", "ncclReduce",
+                                        "ncclReduceScatter"};
     return names[kind];
+}
+
+bool sim_nccl_is_sum(sim_nccl_kind kind)
+{
+    return kind == SIM_NCCL_REDUCE || kind == SIM_NCCL_REDUCE_SCATTER;
 }
 
 sim_range sim_nccl_reads(const sim_nccl_call *call, int num_ranks)
@@ -121,49 +126,33 @@ static void add_all_gather(work *w, const sim_nccl_call *call)
     }
 }
 
-/* Elements before rank's share of all; shares are near-equal. */
-static size_t share_begin(const sim_nccl_call *call, int num_ranks, int rank)
-{
-    if (call->kind == SIM_NCCL_REDUCE_SCATTER)
-        return call->count * (size_t)rank;
-    return call->count * (size_t)rank / (size_t)num_ranks;
-}
-
-/* Segments of src to those who sum them, and this rank's sum into dst. Returns the part that ends it. */
-static int add_sum(work *w, const sim_nccl_call *call, unsigned char *dst)
+/* The sum of the others' elements and of this rank's `own` into dst. */
+static void add_sum(work *w, const sim_nccl_call *call, const unsigned char *own, size_t bytes)
 {
     int n = w->link->num_ranks, rank = w->link->rank;
-    auto begin = [&](int r) { return share_begin(call, n, r) * sizeof(float); };
-    size_t own_bytes = begin(rank + 1) - begin(rank);
-    auto sum = std::make_shared<std::vector<float>>(own_bytes / sizeof(float));
+    auto sum = std::make_shared<std::vector<float>>(bytes / sizeof(float));
     int last = NONE;
     for (int step = 1; step < n; step++) {
-        int peer = (rank + step) % n;
-        part_add(w, PART_SEND, call, peer, call->src + begin(peer), begin(peer + 1) - begin(peer));
-        int add = part_add(w, PART_ADD, call, peer, NULL, own_bytes);
+        int add = part_add(w, PART_ADD, call, (rank + step) % n, NULL, bytes);
         w->parts[(size_t)add].sum = sum;
         w->parts[(size_t)add].after = last;
         last = add;
     }
-    int own = part_add(w, PART_OWN, call, rank, dst, own_bytes);
-    w->parts[(size_t)own].own = call->src + begin(rank);
-    w->parts[(size_t)own].sum = sum;
-    w->parts[(size_t)own].after = last;
-    return own;
+    int end = part_add(w, PART_OWN, call, rank, call->dst, bytes);
+    w->parts[(size_t)end].own = own;
+    w->parts[(size_t)end].sum = sum;
+    w->parts[(size_t)end].after = last;
 }
 
-static void add_all_reduce(work *w, const sim_nccl_call *call)
+static void add_reduce_scatter(work *w, const sim_nccl_call *call)
 {
     int n = w->link->num_ranks, rank = w->link->rank;
-    auto begin = [&](int r) { return share_begin(call, n, r) * sizeof(float); };
-    int summed = add_sum(w, call, call->dst + begin(rank));
+    size_t bytes = call->count * types[call->type].bytes;
     for (int step = 1; step < n; step++) {
-        int to = (rank + step) % n, from = (rank + n - step) % n;
-        int send = part_add(w, PART_SEND, call, to, call->dst + begin(rank),
-                            begin(rank + 1) - begin(rank));
-        w->parts[(size_t)send].after = summed;
-        part_add(w, PART_RECV, call, from, call->dst + begin(from), begin(from + 1) - begin(from));
+        int peer = (rank + step) % n;
+        part_add(w, PART_SEND, call, peer, call->src + (size_t)peer * bytes, bytes);
     }
+    add_sum(w, call, call->src + (size_t)rank * bytes, bytes);
 }
 
 static void add_call(work *w, const sim_nccl_call *call)
@@ -179,11 +168,14 @@ static void add_call(work *w, const sim_nccl_call *call)
     case SIM_NCCL_ALL_GATHER:
         add_all_gather(w, call);
         break;
-    case SIM_NCCL_REDUCE_SCATTER:
-        add_sum(w, call, call->dst);
+    case SIM_NCCL_REDUCE:
+        if (w->link->rank == call->peer)
+            add_sum(w, call, call->src, bytes);
+        else
+            part_add(w, PART_SEND, call, call->peer, call->src, bytes);
         break;
-    case SIM_NCCL_ALL_REDUCE:
-        add_all_reduce(w, call);
+    case SIM_NCCL_REDUCE_SCATTER:
+        add_reduce_scatter(w, call);
         break;
     }
 }
@@ -198,7 +190,7 @@ static sim_nccl_ring *ring_of(const sim_nccl_link *link, int from, int to)
 static void describe(const sim_nccl_message *m, bool receives, char *text, size_t size)
 {
     static const char *const ops[] = {"sum", "prod", "max", "min", "avg"};
-    bool sums = m->kind == SIM_NCCL_REDUCE_SCATTER || m->kind == SIM_NCCL_ALL_REDUCE;
+    bool sums = sim_nccl_is_sum((sim_nccl_kind)m->kind);
     sim_nccl_kind kind =
         m->kind == SIM_NCCL_SEND && receives ? SIM_NCCL_RECV : (sim_nccl_kind)m->kind;
     snprintf(text, size, "%s of %llu %s%s%s", sim_nccl_call_name(kind),

@@ -16,11 +16,11 @@ typedef enum sim_nccl_kind {
     SIM_NCCL_SEND,
     SIM_NCCL_RECV,
     SIM_NCCL_ALL_GATHER,
-    SIM_NCCL_REDUCE_SCATTER,
-    SIM_NCCL_ALL_REDUCE
+    SIM_NCCL_REDUCE,
+    SIM_NCCL_REDUCE_SCATTER
 } sim_nccl_kind;
 
-/* One call. count: as the function's argument. */
+/* One call. count: as the function's argument; dst: NULL where nothing is written. */
 struct sim_nccl_call {
     sim_nccl_kind kind;
     const unsigned char *src;
@@ -28,8 +28,10 @@ struct sim_nccl_call {
     size_t count;
     ncclDataType_t type;
     ncclRedOp_t op;
-    int peer;
+    int peer; /* or root */
 };
+
+bool sim_nccl_is_sum(sim_nccl_kind kind);
 
 /* A rank's place among the others, as long as the communicator or work of it is there. */
 struct sim_nccl_link {
