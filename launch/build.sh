@@ -11,7 +11,7 @@ mkdir -p build
 generator=
 [ -f build/CMakeCache.txt ] || ! command -v ninja >/dev/null || generator="-G Ninja"
 start=$(date +%s)
-[ -f build/CMakeCache.txt ] || echo "Building in build/ (a minute or two on 2 cores; progress in build/build.log)"
+[ -f build/CMakeCache.txt ] || echo "Building in build/ (a minute or two on 2 cores, several with CUDA; progress in build/build.log)"
 if ! cmake --preset "${TRINE_PRESET:-release}" $generator >build/configure.log 2>&1; then
     cat build/configure.log
     echo "error: CMake could not configure the build (its output is above and in build/configure.log)" >&2
@@ -22,4 +22,4 @@ if ! cmake --build build --target "$target" --parallel "$(nproc)" >build/build.l
     echo "error: the build failed (all of its output is in build/build.log)" >&2
     exit 1
 fi
-echo "Built in build/ in $(($(date +%s) - start)) s"
+echo "Built in build/ in $(($(date +%s) - start)) s; CUDA: $(sed -n 's/^--   CUDA  *//p' build/configure.log)"
