@@ -97,15 +97,23 @@ static size_t host_limit(const tr_run *run, const char **what)
     return limit;
 }
 
+/* What the GPU leaves for a rank. Kept back is what the vendor's libraries take later without asking: kernels that are loaded at their first use,
+ * connections of channels. */
+static size_t device_limit(const tr_run *run, const char **what)
+{
+    const size_t kept_back = (size_t)512 << 20;
+    int sharers = tr_world_device_sharers(run->world);
+    size_t share = run->device->memory_free(run->device) / (size_t)sharers;
+    *what = sharers > 1
+                ? "this rank's share of what is free on its GPU, less 512 MiB for the libraries"
+                : "what is free on its GPU, less 512 MiB for the libraries";
+    return share > kept_back ? share - kept_back : 0;
+}
+
 static size_t limit_of(const tr_run *run, const char **what)
 {
-    size_t limit;
-    if (run->device->memory_free == NULL) {
-        limit = host_limit(run, what);
-    } else {
-        limit = run->device->memory_free(run->device);
-        *what = "what is free on its GPU";
-    }
+    size_t limit =
+        run->device->memory_free == NULL ? host_limit(run, what) : device_limit(run, what);
     if (run->cfg.memory.limit_gb > 0) {
         size_t asked = (size_t)(run->cfg.memory.limit_gb * 1e9);
         if (asked < limit) {

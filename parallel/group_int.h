@@ -130,9 +130,10 @@ struct tr_world {
     tr_shm_segment control; /* doorbell and mailboxes of each rank of the node */
     tr_shm_segment comm_segment;
     bool comm_made;
-    tr_device *device; /* its memory is the communication memory; NULL: the host's */
-    bool share_device; /* ranks may use one GPU */
-    void *device_comm; /* that memory */
+    tr_device *device;  /* its memory is the communication memory; NULL: the host's */
+    bool share_device;  /* ranks may use one GPU */
+    int device_sharers; /* ranks of this node that use this rank's, itself among them */
+    void *device_comm;  /* that memory */
     size_t device_comm_bytes;
     bool device_failed;             /* what was posted on it may never complete */
     struct tr_posted_queue *posted; /* world_device.c; NULL with one rank */

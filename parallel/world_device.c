@@ -57,6 +57,8 @@ static tr_status look_for_shared(tr_world *world, bool *shared)
             ? tr_world_wait_request(world, &request, "finding which ranks share a GPU")
             : tr_mpi_fail(code, "MPI_Iallgather");
     int mine = status == TR_OK && find_shared(world, places, pair), any = 0;
+    for (int r = 0; status == TR_OK && r < world->local_size; r++)
+        world->device_sharers += r != world->local_rank && strcmp(places[r], place) == 0;
     tr_free(places);
     TR_TRY(status);
     if (mine && !world->share_device)
@@ -85,6 +87,7 @@ tr_status tr_world_set_device(tr_world *world, tr_device *device)
 {
     TR_ASSERT(world->device == NULL && !world->comm_made);
     world->device = device;
+    world->device_sharers = 1;
     if (device->unified || world->size == 1)
         return TR_OK;
     bool shared = false;
@@ -93,6 +96,11 @@ tr_status tr_world_set_device(tr_world *world, tr_device *device)
     if (status == TR_OK)
         status = posted_create(world);
     return tr_world_agree(world, world->comm, status, TR_ERR_MEMORY, "open NCCL");
+}
+
+int tr_world_device_sharers(const tr_world *world)
+{
+    return world->device_sharers;
 }
 
 tr_status tr_world_device_memory(tr_world *world, size_t bytes)

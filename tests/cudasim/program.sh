@@ -36,6 +36,15 @@ expect 6 '4 processes on this node and 2 GPUs'
 what='too little memory'
 job 2 train $config "run.dir=$scratch/small" memory.limit_gb=0.02 checkpoint.every=1
 expect 6 'not enough memory on rank 0.*memory.limit_gb is 20000000'
+# 512 MiB of a GPU are kept back; two ranks have half of the rest each.
+planned=$(job 1 plan $config train.steps=1 && sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")
+mib=$(((planned >> 20) + 1))
+genv="-genv CUDASIM_MEMORY_MIB $((512 + mib - 2))" job 1 train $config "run.dir=$scratch/small" train.steps=1
+expect 6 'not enough memory on rank 0.*what is free on its GPU, less 512 MiB for the libraries is '
+genv="-genv CUDASIM_MEMORY_MIB $((512 + mib))" job 1 train $config "run.dir=$scratch/fits" train.steps=1
+expect 0
+genv="-genv TRINE_SHARE_GPU 1 -genv CUDASIM_DEVICES 1 -genv CUDASIM_MEMORY_MIB $((1024 + mib))" job 2 train $config "run.dir=$scratch/shared" train.steps=1
+expect 6 "not enough memory on rank 0.*this rank's share of what is free on its GPU, less 512 MiB"
 
 # Four steps on one rank; and on four ranks until they are asked to stop, then on two, then on the CPU.
 what='one rank'

@@ -65,9 +65,10 @@ int cudasim_num_contexts(void)
 static cudasim_machine &machine()
 {
     static cudasim_machine the_machine = [] {
-        const char *devices = getenv("CUDASIM_DEVICES");
+        const char *devices = getenv("CUDASIM_DEVICES"), *mib = getenv("CUDASIM_MEMORY_MIB");
+        size_t memory_mib = mib != NULL ? (size_t)atoll(mib) : 16 << 10;
         return cudasim_machine{
-            13000, devices != NULL ? atoi(devices) : 8, 90, (size_t)16 << 30, nullptr, false};
+            13000, devices != NULL ? atoi(devices) : 8, 90, memory_mib << 20, nullptr, false};
     }();
     return the_machine;
 }

@@ -35,8 +35,8 @@ typedef struct cudasim_machine {
     bool strange;        /* kernels were compiled for other GPUs */
 } cudasim_machine;
 
-/* Before the first device is made. The default is a whole machine: CUDA 13.0, 8 GPUs of 9.0 and 16 GiB; CUDASIM_DEVICES names
- * another number of GPUs. */
+/* Before the first device is made. The default is a whole machine: CUDA 13.0, 8 GPUs of 9.0 and 16 GiB; CUDASIM_DEVICES and CUDASIM_MEMORY_MIB name
+ * another number of GPUs, and another size of their memory. */
 void cudasim_machine_set(const cudasim_machine *machine);
 
 /* Draws from another seed from now on. */
