@@ -15,8 +15,8 @@ static const char *settings_of(const fx_job *job, const char *settings)
 {
     static char text[400];
     snprintf(text, sizeof text,
-             "train.seq_len=16 train.global_batch=4 train.micro_batch=1 device.kind=cuda "
-             "parallel.data=%d %s",
+             "model.layers=1 train.seq_len=16 train.global_batch=4 train.micro_batch=1 "
+             "device.kind=cuda parallel.data=%d %s",
              job->size, settings);
     return text;
 }
@@ -75,6 +75,7 @@ static void test_same_decision(fx_job *job)
         fx_open(job, &fx, "l", settings_of(job, settings), NULL, NULL);
         for (int s = 1; s <= 2; s++) {
             tr_step_state before = *fx.run->stage.decider.known, device;
+            cudasim_seed_set(100 * (uint64_t)job->rank + 2 * c + (size_t)s);
             fx_step(&fx, &metrics);
             tr_step_state here = decide_here(&fx, &before), known = *fx.run->stage.decider.known;
             fx_need(job, tr_device_read(fx.run->device, &device, fx.run->stage.decider.state,
@@ -85,6 +86,11 @@ static void test_same_decision(fx_job *job)
                      (double)here.grad_scale);
             fx_check(job, words_differ(&device, &known) == 0,
                      "%s, step %d: the host knows another state than the device has", settings, s);
+            fx_check(job,
+                     metrics.loss == here.loss && metrics.grad_norm == here.grad_norm &&
+                         metrics.step_tokens == here.tokens && metrics.step_tokens == 4 * 16,
+                     "%s, step %d: the host went on with loss %g, norm %g, %lld tokens", settings,
+                     s, metrics.loss, metrics.grad_norm, (long long)metrics.step_tokens);
             double whole = (double)known.grad_scale * known.grad_divisor;
             fx_check(job, cases[c].clips ? whole < 0.5 : fabs(whole - 1) < 1e-6,
                      "%s: gradients are multiplied by %g", settings, whole);
@@ -169,6 +175,7 @@ static struct {
     int in_pass, in_update,
         after; /* waits since the first gradient, between updates, and after the last one so far */
     bool passing, updating;
+    int decided;  /* waits for the decision that ended well, behind the update so far */
     int64_t done; /* works that had run when the last wait ended */
     uint64_t
         between; /* operations between hosts until the first gradient, and until the last update */
@@ -181,6 +188,11 @@ static uint64_t operations_between_hosts(void)
     return all != NULL ? tr_group_get_stats(all)->num_operations : 0;
 }
 
+static bool is_decision(const tr_device_event *event)
+{
+    return watch.updating && event == watch.fx->run->stage.decider.arrived;
+}
+
 static void waited(void)
 {
     watch.in_pass += watch.passing && !watch.updating;
@@ -191,6 +203,7 @@ static void waited(void)
 static tr_status watched_event_synchronize(tr_device *device, tr_device_event *event)
 {
     tr_status status = watch.real.event_synchronize(device, event);
+    watch.decided += is_decision(event);
     waited();
     return status;
 }
@@ -205,6 +218,7 @@ static tr_status watched_synchronize(tr_device *device, tr_stream stream)
 static tr_status watched_event_query(tr_device *device, tr_device_event *event, bool *done)
 {
     tr_status status = watch.real.event_query(device, event, done);
+    watch.decided += *done && is_decision(event);
     if (watch.updating && *done)
         watch.done = cudasim_count().launches;
     return status;
@@ -225,7 +239,7 @@ static tr_status watched_adamw(tr_device *device, const tr_adamw *args)
     watch.updating = true;
     watch.between_at_update = operations_between_hosts();
     watch.in_update += watch.after; /* so it was not the last one */
-    watch.after = 0;
+    watch.after = watch.decided = 0;
     return watch.real.ops->adamw(device, args);
 }
 
@@ -249,15 +263,17 @@ static void test_waits(fx_job *job)
     int steps = 0, ahead = 0;
     fx_run fx;
     fx_open(job, &fx, "l", settings_of(job, ""), NULL, watch_install);
-    for (uint64_t seed = 1; seed <= 6; seed++, steps++) {
+    for (uint64_t seed = 1; seed <= 4; seed++, steps++) {
         tr_metrics metrics;
         cudasim_seed_set(seed);
-        watch.in_pass = watch.in_update = watch.after = 0;
+        watch.in_pass = watch.in_update = watch.after = watch.decided = 0;
         watch.passing = watch.updating = false;
         fx_step(&fx, &metrics);
         int after = watch.after;
         int64_t done = watch.done;
         fx_check(job, watch.passing && watch.updating, "the step was not seen");
+        fx_check(job, watch.decided == 1, "the host waited %d times for the decision",
+                 watch.decided);
         fx_check(job, watch.in_pass == 0 && watch.in_update == 0,
                  "the host waited %d times before the update and %d times in it", watch.in_pass,
                  watch.in_update);
