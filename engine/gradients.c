@@ -1,9 +1,8 @@
 #include "engine/gradients.h"
 
-#include <stdio.h>
-
 #include "base/alloc.h"
 #include "kernels/copy_list.h"
+#include "kernels/device_range.h"
 #include "parallel/shard_map.h"
 
 static tr_replica_kind replica_kind(const tr_gradients *gradients, const tr_local_param *item)
@@ -239,9 +238,7 @@ static tr_status replicas_sum(tr_gradients *gradients, int bucket, tr_replica_ki
 
 static tr_status bucket_post(tr_gradients *gradients, int bucket, int exchange)
 {
-    char name[32];
-    snprintf(name, sizeof name, "bucket %d", bucket);
-    tr_device_range_begin(gradients->device, name);
+    tr_device_range_begin_format(gradients->device, "bucket %d", bucket);
     tr_status status =
         tr_bucket_reduce_post(&gradients->reducer, bucket, exchange, gradients->item_grads);
     tr_device_range_end(gradients->device);

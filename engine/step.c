@@ -2,10 +2,10 @@
 #include "engine/run_int.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "kernels/device_range.h"
 
 static tr_status batch_get(tr_run *run, bool training, uint64_t first_sample, tr_metrics *metrics,
                            double *wait)
@@ -145,20 +145,13 @@ static tr_status step_make(tr_run *run, tr_metrics *metrics, double *feed_wait)
     return status;
 }
 
-static void step_range_begin(const tr_run *run)
-{
-    char name[32];
-    snprintf(name, sizeof name, "step %lld", (long long)run->step + 1);
-    tr_device_range_begin(run->device, name);
-}
-
 tr_status tr_run_step(tr_run *run, tr_metrics *metrics)
 {
     TR_TRY(tr_trace_step_begin(run));
     double begin = tr_clock_seconds(), feed_wait;
     wait_marks before = waits_now(run);
     *metrics = (tr_metrics){.first_sample = run->samples};
-    step_range_begin(run);
+    tr_device_range_begin_format(run->device, "step %lld", (long long)run->step + 1);
     tr_status status = step_make(run, metrics, &feed_wait);
     tr_device_range_end(run->device);
     TR_TRY(status);

@@ -6,11 +6,10 @@
  * list. */
 #include "parallel/pipeline_exec.h"
 
-#include <stdio.h>
-
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/integers.h"
+#include "kernels/device_range.h"
 #include "memory/arena.h"
 #include "parallel/schedule_int.h"
 
@@ -251,15 +250,6 @@ static const char *action_name(const tr_action *action)
     return action->kind == TR_ACTION_FORWARD ? "F" : action->kind == TR_ACTION_BACKWARD ? "B" : "W";
 }
 
-static void action_range_begin(const tr_pipeline_exec *exec, const tr_action *action)
-{
-    char name[32];
-    if (exec->device->range_begin == NULL)
-        return;
-    snprintf(name, sizeof name, "%d%s%d", action->chunk, action_name(action), action->microbatch);
-    tr_device_range_begin(exec->device, name);
-}
-
 static void action_trace(const tr_pipeline_exec *exec, const tr_action *action, double begin)
 {
     if (!tr_trace_is_on(exec->trace))
@@ -312,7 +302,8 @@ static tr_status run_compute(tr_pipeline_exec *exec, const step *one)
     double begin = tr_trace_now(exec->trace);
     if (action->kind == TR_ACTION_FORWARD && ++exec->live > exec->peak_live)
         exec->peak_live = exec->live;
-    action_range_begin(exec, action);
+    tr_device_range_begin_format(exec->device, "%d%s%d", action->chunk, action_name(action),
+                                 action->microbatch);
     tr_status status = call_stage(exec, one);
     tr_device_range_end(exec->device);
     TR_TRY(status);
