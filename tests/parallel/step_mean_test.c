@@ -79,6 +79,9 @@ static void mean_is_over_the_counted_tokens_of_all_ranks(fx_job *job)
             fx_check(job, fabs(m->loss - expected) <= 1e-6 * expected, "%s: loss %.9f, not %.9f",
                      layouts[i], m->loss, expected);
             fx_check(job, difference <= 1e-5, "%s: gradients differ by %g", layouts[i], difference);
+            double norm = first.metrics[0].grad_norm;
+            fx_check(job, fabs(m->grad_norm - norm) <= 1e-5 * norm, "%s: norm %.9f, not %.9f",
+                     layouts[i], m->grad_norm, norm);
             fx_check(job, !m->skipped, "%s: skipped", layouts[i]);
         }
         if (i > 0)
