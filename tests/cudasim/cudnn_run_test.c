@@ -96,7 +96,7 @@ static void test_two_ranks(fx_job *job)
 static void test_own_instead(fx_job *job)
 {
     static const struct {
-        const cudasim_cudnn *library;
+        const cudasim_cudnn *cudnn;
         const char *settings, *as;
     } cases[] = {
         {&missing, "device.attention=auto", "device.attention=own"},
@@ -111,7 +111,7 @@ static void test_own_instead(fx_job *job)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fx_outcome expected, got;
         measure(job, &plain, cases[i].as, &expected);
-        measure(job, cases[i].library, cases[i].settings, &got);
+        measure(job, cases[i].cudnn, cases[i].settings, &got);
         fx_check_equal(job, &expected, &got, cases[i].settings);
         fx_outcome_clear(&expected);
         fx_outcome_clear(&got);
