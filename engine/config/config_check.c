@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "kernels/cuda/cuda_device.h"
 
 void tr_config_apply_preset(tr_config *cfg)
 {
@@ -189,6 +190,12 @@ tr_status tr_config_check_device(const tr_config *cfg, bool on_gpus)
 {
     TR_TRY(check_transport(cfg, on_gpus, "parallel.inside", cfg->parallel.inside));
     TR_TRY(check_transport(cfg, on_gpus, "parallel.across", cfg->parallel.across));
+    if (on_gpus && cfg->model.head_dim > TR_CUDA_HEAD_DIM_MAX)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = %" PRId64 ": attention on GPUs takes heads of up to %d features; use "
+                       "model.head_dim = %d or less, more model.heads, or device.kind=cpu",
+                       tr_setting_cite(cfg, "model.head_dim"), cfg->model.head_dim,
+                       TR_CUDA_HEAD_DIM_MAX, TR_CUDA_HEAD_DIM_MAX);
     if (!cfg->train.tf32 || on_gpus)
         return TR_OK;
     return tr_fail(TR_ERR_SETTINGS,

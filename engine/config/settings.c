@@ -57,7 +57,7 @@ const tr_setting tr_settings[] = {
      INT(1, 65536),
      .open = "model.hidden / model.heads",
      .unit = "features",
-     .meaning = "width of one head; even with rope"},
+     .meaning = "width of one head; even with rope, up to 256 on GPUs"},
     {.name = "model.ffn",
      MATHEMATICS,
      AT(model, ffn),

@@ -1,9 +1,8 @@
 /* Attention of the CUDA device: which kernels a call takes, and in which order. */
 #include "kernels/cuda/cuda_attention.h"
 
-#include <inttypes.h>
-
 #include "kernels/cuda/cuda_attention_tile.cuh"
+#include "kernels/cuda/cuda_device.h"
 
 namespace
 {
@@ -30,15 +29,10 @@ bool is_aligned(const tr_attention *args)
     return true;
 }
 
-tr_status check(const tr_attention *args)
+bool is_served(const tr_attention *args)
 {
-    TR_ASSERT(args->A % args->K == 0 && args->scale > 0.0f && is_aligned(args));
-    if (args->D > TR_CUDA_ATTENTION_HEAD_MAX)
-        return tr_fail(TR_ERR_SETTINGS,
-                       "the CUDA device has attention for heads of up to %d columns, the model has "
-                       "%" PRId64 ": use a smaller model.head_dim or device.kind=cpu",
-                       TR_CUDA_ATTENTION_HEAD_MAX, args->D);
-    return TR_OK;
+    return args->A % args->K == 0 && args->D <= TR_CUDA_HEAD_DIM_MAX && args->scale > 0.0f &&
+           is_aligned(args);
 }
 
 /* Tensor cores take rows of whole pieces only. */
@@ -56,7 +50,7 @@ size_t tr_cuda_attention_workspace(const tr_workspace_need *need)
 
 tr_status tr_cuda_attention_forward(cudaStream_t stream, const tr_attention *args)
 {
-    TR_TRY(check(args));
+    TR_ASSERT(is_served(args));
     if (args->B == 0 || args->T == 0)
         return TR_OK;
     if (on_tensor_cores(args))
@@ -66,8 +60,7 @@ tr_status tr_cuda_attention_forward(cudaStream_t stream, const tr_attention *arg
 
 tr_status tr_cuda_attention_backward(cudaStream_t stream, const tr_attention *args, void *workspace)
 {
-    TR_TRY(check(args));
-    TR_ASSERT(args->A % tr_attention_gradient_heads(args) == 0);
+    TR_ASSERT(is_served(args) && args->A % tr_attention_gradient_heads(args) == 0);
     if (args->B == 0 || args->T == 0)
         return TR_OK;
     tr_attention_launch launch = launch_make(args);

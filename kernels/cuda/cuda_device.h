@@ -15,6 +15,9 @@
 extern "C" {
 #endif
 
+/* Largest head size that its attention takes. */
+enum { TR_CUDA_HEAD_DIM_MAX = 256 };
+
 typedef struct tr_cuda_options {
     int local_rank; /* of this process on its node, from 0 */
     int local_size; /* processes on the node */
@@ -28,6 +31,8 @@ void tr_cuda_prepare(bool waits);
 
 /* Whether this process sees at least one GPU through a working driver. Starts the driver, not a context. */
 bool tr_cuda_is_present(void);
+/* TR_ERR_MEMORY, with both versions, when there is a driver and it is too old for this build; TR_OK also where there is none. */
+tr_status tr_cuda_driver_check(void);
 
 /* A device that only answers for the scratch that its operations need, for plans; needs no GPU. cudnn: also for that of attention by
  * cuDNN. TR_ERR_MEMORY in a build without the toolkit. */

@@ -91,6 +91,8 @@ expect 2 '0W0 is missing; B is the input gradient alone' plan --check-schedule "
 printf '# mine\n\n0F0, 0B0, 0W0\n' >"$scratch/least"
 expect 0 '1 stage x 1 chunk in a loop, 1 microbatch, ' plan --check-schedule "$scratch/least"
 expect 2 'needs a configuration file' plan --draw configs/llama-8b.yaml
+expect 2 'attention on GPUs takes heads of up to 256 features' plan configs/tiny-l.yaml device.kind=cuda model.head_dim=264
+expect 0 '^largest rank ' plan configs/tiny-l.yaml device.kind=cpu model.head_dim=264
 expect 2 'only GPUs have TF32, and device.kind=cpu computes on the CPU' plan configs/tiny-g.yaml train.tf32=true device.kind=cpu
 expect 0 '[0-9] tokens' data build README.md --out "$scratch/tokens"
 expect 2 'only GPUs have TF32, and device.kind=cpu computes on the CPU' train configs/tiny-g.yaml train.tf32=true device.kind=cpu \
