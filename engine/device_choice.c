@@ -52,7 +52,11 @@ static tr_status auto_choose(tr_run *run, bool *cuda)
     TR_TRY(tr_run_max(run, &seen, 1));
     TR_TRY(tr_run_min(run, &bare, 1));
     *cuda = bare == INT64_MAX;
-    return seen && !*cuda ? bare_node_tell(run, bare) : TR_OK;
+    if (seen && !*cuda)
+        return bare_node_tell(run, bare);
+    if (run->mesh.rank == 0 && tr_cuda_driver_check() != TR_OK)
+        tr_log_warning("device.kind=auto: computing on the CPU: %s", tr_error_message());
+    return TR_OK;
 }
 
 /* Of all ranks' GPUs together; one that ranks share, for a test, counts for each. */

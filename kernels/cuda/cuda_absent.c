@@ -11,6 +11,11 @@ bool tr_cuda_is_present(void)
     return false;
 }
 
+tr_status tr_cuda_driver_check(void)
+{
+    return TR_OK;
+}
+
 static tr_status refuse(void)
 {
     return tr_fail(

@@ -258,6 +258,15 @@ static tr_status refuse_driver(void)
                    CUDART_VERSION % 1000 / 10);
 }
 
+tr_status tr_cuda_driver_check(void)
+{
+    int count, driver = 0;
+    if (cudaGetDeviceCount(&count) != cudaErrorInsufficientDriver)
+        return TR_OK;
+    cudaDriverGetVersion(&driver);
+    return driver == 0 ? TR_OK : refuse_driver();
+}
+
 static tr_status count_devices(int *count)
 {
     cudaError_t error = cudaGetDeviceCount(count);

@@ -82,6 +82,9 @@ static void test_one_rank(fx_job *job)
     expect_kind(job, BATCH " device.kind=cpu", TR_DEVICE_CPU, "device.kind=auto:", false);
     machine_set(0, NULL);
     expect_kind(job, BATCH " device.kind=auto", TR_DEVICE_CPU, "device.kind=auto:", false);
+    cudasim_machine old = {.driver_version = 12040, .num_devices = 1};
+    cudasim_machine_set(&old);
+    expect_kind(job, BATCH " device.kind=auto", TR_DEVICE_CPU, "it serves CUDA 12.4", true);
 }
 
 /* With GPUs for both, without one on one of the nodes, or on all. */
