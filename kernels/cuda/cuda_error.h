@@ -3,6 +3,7 @@
 #define TR_KERNELS_CUDA_ERROR_H
 
 #include <cuda_runtime_api.h>
+#include <vector_types.h>
 
 #include "base/status.h"
 
@@ -13,6 +14,10 @@ extern "C" {
 /* TR_OK, or the error as a status whose message names `what` (a call or a kernel). An error of work enqueued earlier, which the
  * runtime repeats from then on, says that it is one. */
 tr_status tr_cuda_check(cudaError_t error, const char *what);
+
+/* The same of the launch of a kernel, named as TR_LAUNCH does. */
+tr_status tr_cuda_check_launch(cudaError_t error, const char *kernel, dim3 grid, dim3 block,
+                               size_t shared_bytes);
 
 #define TR_CUDA_TRY(call) TR_TRY(tr_cuda_check((call), #call))
 #define TR_CUDA_TRY_GOTO(status_var, call, label)                                                  \

@@ -15,7 +15,7 @@
 
 #include <cuda_runtime.h>
 
-#include "base/status.h"
+#include "kernels/cuda/cuda_error.h"
 
 #define TR_SHARED(type, name, dims) __shared__ __align__(16) type name dims
 
@@ -49,14 +49,7 @@ tr_status tr_cuda_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3
                                      (int)shared_bytes);
     if (error == cudaSuccess)
         error = cudaLaunchKernel(function, grid, block, params, shared_bytes, stream);
-    if (error == cudaSuccess)
-        return TR_OK;
-    (void)cudaGetLastError(); /* the error is reported here; it must not surface at another call */
-    return tr_fail(TR_ERR_INTERNAL,
-                   "the GPU refused kernel %s (grid %u x %u x %u, block %u x %u x %u, %zu bytes of "
-                   "dynamic shared memory): %s",
-                   name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
-                   cudaGetErrorString(error));
+    return tr_cuda_check_launch(error, name, grid, block, shared_bytes);
 }
 
 #endif

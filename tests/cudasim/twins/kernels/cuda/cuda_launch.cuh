@@ -9,7 +9,7 @@
 
 #include <cuda_runtime.h>
 
-#include "base/status.h"
+#include "kernels/cuda/cuda_error.h"
 #include "tests/cudasim/simt.h"
 #include "tests/cudasim/simt_access.h"
 #include "tests/cudasim/simt_launch.h"
@@ -47,13 +47,7 @@ tr_status tr_cuda_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3
                 kernel(args...);
             });
         });
-    if (error == cudaSuccess)
-        return TR_OK;
-    return tr_fail(TR_ERR_INTERNAL,
-                   "the GPU refused kernel %s (grid %u x %u x %u, block %u x %u x %u, %zu bytes of "
-                   "dynamic shared memory): %s",
-                   name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
-                   cudaGetErrorString(error));
+    return tr_cuda_check_launch(error, name, grid, block, shared_bytes);
 }
 
 #endif
