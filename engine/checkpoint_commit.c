@@ -45,7 +45,7 @@ void tr_commit_init(tr_commit *commit, tr_run *run)
     manifest->scale = state->loss_scale;
     manifest->good_steps = state->good_steps;
     manifest->loss = run->loss_known ? run->last_loss : NAN;
-    manifest->numerics = tr_strdup(run->device->numerics);
+    manifest->numerics = tr_strdup(run->numerics);
     manifest->config = tr_config_dump(&run->cfg);
     manifest->params = params_list(&run->stage.table);
     manifest->num_params = run->stage.table.num_rows;

@@ -267,10 +267,10 @@ static void resumed_print(const tr_run *run, const tr_checkpoint *checkpoint)
         tr_log_info("weights taken from %s", path);
     else
         tr_log_info("resumed from %s, after step %" PRId64, path, manifest->step);
-    if (strcmp(manifest->numerics, run->device->numerics) != 0)
+    if (strcmp(manifest->numerics, run->numerics) != 0)
         tr_log_info("it was saved with other arithmetic (%s; here %s): the run goes on within "
                     "rounding, not bit for bit",
-                    manifest->numerics, run->device->numerics);
+                    manifest->numerics, run->numerics);
     counts_print(&run->loaded);
     if (!recorded_read(&recorded, manifest, path)) {
         tr_log_warning("settings were not compared: the recorded ones cannot be read: %s",

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
 #include "base/log.h"
 #include "engine/peak.h"
 #include "engine/peak_gpu.h"
@@ -94,9 +95,19 @@ tr_status tr_run_device_create(tr_run *run)
     return tr_cpu_device_create(&run->device, threads);
 }
 
+/* NCCL's sums of gradients are part of the arithmetic where native takes them. */
+void tr_run_numerics_set(tr_run *run)
+{
+    int nccl = tr_world_nccl_version(run->world);
+    run->numerics = run->cfg.train.reduction_order == TR_REDUCTION_NATIVE && nccl != 0
+                        ? tr_format("%s nccl %d.%d.%d sums", run->device->numerics, nccl / 10000,
+                                    nccl / 100 % 100, nccl % 100)
+                        : tr_strdup(run->device->numerics);
+}
+
 const char *tr_run_device_numerics(const tr_run *run)
 {
-    return run->device->numerics;
+    return run->numerics;
 }
 
 size_t tr_run_device_bytes(const tr_device *device, const size_t bytes[TR_MEM_NUM])

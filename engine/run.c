@@ -334,6 +334,7 @@ static tr_status device_create(tr_run *run)
 {
     TR_TRY(tr_run_device_create(run));
     TR_TRY(tr_world_set_device(run->world, run->device));
+    tr_run_numerics_set(run);
     if (run->callbacks.device != NULL)
         run->callbacks.device(run->callbacks.context, run->device);
     run->flops_per_token = tr_model_flops_per_token(&run->cfg);
@@ -417,6 +418,7 @@ void tr_run_close(tr_run *run)
         if (run->memory[c] != NULL)
             run->device->memory_destroy(run->device, memory_kind(c), run->memory[c], run->bytes[c]);
     tr_device_destroy(run->device);
+    tr_free(run->numerics);
     tr_free(run->microbatches);
     tr_free(run->microbatch_numbers);
     tr_config_clear(&run->cfg);

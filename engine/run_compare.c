@@ -11,7 +11,7 @@
 /* Arithmetic that differs between ranks (processors, libraries) breaks no step, but what is promised bit for bit. */
 tr_status tr_run_compare_numerics(tr_run *run)
 {
-    const char *text = run->device->numerics;
+    const char *text = run->numerics;
     int64_t hash = (int64_t)(tr_hash64(text, strlen(text), 0) >> 1), least[2] = {hash, -hash};
     TR_TRY(tr_run_min(run, least, 2));
     if (least[0] != -least[1] && run->mesh.rank == 0)

@@ -49,6 +49,7 @@ struct tr_run {
     double grad_divisor; /* of the last step: tokens x scale */
     volatile sig_atomic_t stop_requested, save_requested;
     double flops_per_token, peak_flops;
+    char *numerics; /* tr_run_device_numerics */
     tr_saver saver;
     bool loss_known; /* last_loss is that of step `step` */
     double last_loss;
@@ -76,6 +77,8 @@ tr_status tr_run_feed_open(tr_run *run);
 
 /* Collective (device_choice.c): makes the device that device.kind asks for, and sets peak_flops; all ranks compute on one kind. */
 tr_status tr_run_device_create(tr_run *run);
+/* Of the device, once the world has it. */
+void tr_run_numerics_set(tr_run *run);
 /* Whether the user lets ranks share GPUs: the environment variable TRINE_SHARE_GPU is 1. */
 bool tr_run_shares_device(void);
 

@@ -247,7 +247,8 @@ static void scratch_init(tr_stage *stage)
     size_t tensor = all_reduce_scratch(mesh->tensor_size, tensor_sum(stage));
     size_t kv = all_reduce_scratch(tr_kv_sharers(stage->cfg, mesh->tensor_size), kv_sum(stage));
     stage->scratch[0].bytes = larger(tensor, kv);
-    stage->scratch[1].bytes = tr_bucket_reducer_scratch_bytes(&stage->gradients.reducer);
+    if (stage->cfg->train.reduction_order != TR_REDUCTION_NATIVE) /* which adds on the way */
+        stage->scratch[1].bytes = tr_bucket_reducer_scratch_bytes(&stage->gradients.reducer);
     for (int s = 0; s < 2; s++)
         if (stage->scratch[s].bytes > 0)
             stage->scratch[s].memory =

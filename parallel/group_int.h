@@ -138,6 +138,7 @@ struct tr_world {
     bool device_failed;             /* what was posted on it may never complete */
     struct tr_posted_queue *posted; /* world_device.c; NULL with one rank */
     struct tr_nccl_world *nccl;     /* NULL before it was opened */
+    int nccl_version;               /* 0: not opened */
     tr_status (*idle_callback)(void *context);
     void *idle_context;
     double last_idle;

@@ -71,6 +71,7 @@ tr_status tr_nccl_open(tr_world *world, bool shares_device)
         return tr_fail(TR_ERR_TRANSPORT, "NCCL does not tell its version");
     if (shares_device)
         share_set(world, version);
+    world->nccl_version = version;
     world->nccl = TR_NEW(tr_nccl_world);
     world->nccl->table = table;
     return world->device->memory_create(world->device, TR_MEMORY_DEVICE, probe_bytes(world),

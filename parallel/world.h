@@ -42,6 +42,8 @@ const char *tr_world_transport_name(const tr_world *world, const int *ranks, int
 tr_status tr_world_set_device(tr_world *world, tr_device *device);
 /* Ranks that compute on the same GPU as this one, itself among them. */
 int tr_world_device_sharers(const tr_world *world);
+/* As NCCL writes it (22809 is 2.28.9); 0 where groups of the device do not use it. */
+int tr_world_nccl_version(const tr_world *world);
 
 /* The communication arena's backing, once per world, before any group operation: `bytes` (may differ by rank) of zeroed memory: of a device with its own memory, else host
  * memory that this node's ranks map too. Collective over the world. Freed with the world. TR_ERR_MEMORY with the size when it cannot be had. */

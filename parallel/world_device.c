@@ -103,6 +103,11 @@ int tr_world_device_sharers(const tr_world *world)
     return world->device_sharers;
 }
 
+int tr_world_nccl_version(const tr_world *world)
+{
+    return world->nccl_version;
+}
+
 tr_status tr_world_device_memory(tr_world *world, size_t bytes)
 {
     TR_TRY(

@@ -73,6 +73,16 @@ static void warn_not_covered(tr_config *cfg)
     tr_free(sizes);
 }
 
+static void warn_no_leaves(tr_config *cfg)
+{
+    tr_config_warn(cfg, tr_format("train.reduction_leaves = %" PRId64
+                                  " has no effect: train.reduction_order "
+                                  "= native follows no tree, and sums as parallel.data = %" PRId64
+                                  " does at no cost; use blocks or rounds for bits that another "
+                                  "parallel.data has too",
+                                  cfg->train.reduction_leaves, cfg->parallel.data));
+}
+
 /* The reduction tree (docs/design.md, section 1): R leaves over M microbatches, in an order. What is open becomes what costs nothing in this layout. */
 static tr_status fit_tree(tr_config *cfg)
 {
@@ -90,6 +100,8 @@ static tr_status fit_tree(tr_config *cfg)
     if (cfg->train.reduction_order ==
         TR_REDUCTION_NATIVE) { /* no tree that another layout could follow */
         cfg->derived.leaves = cfg->parallel.data;
+        if (leaves != cfg->parallel.data)
+            warn_no_leaves(cfg);
         return TR_OK;
     }
     bool covered =

@@ -156,6 +156,13 @@ static void test_reduction_order(void **state)
     assert_int_equal(cfg.derived.leaves, 3);
     assert_non_null(strstr(cfg.derived.warnings, "in order rounds it covers 1, 2, 4 and 8"));
     tr_config_clear(&cfg);
+    resolves(&cfg, "train.reduction_order=native", 4);
+    assert_true(cfg.derived.leaves == 4 && cfg.derived.warnings == NULL);
+    tr_config_clear(&cfg);
+    resolves(&cfg, "train.reduction_order=native train.reduction_leaves=8", 4);
+    assert_int_equal(cfg.derived.leaves, 4);
+    assert_non_null(strstr(cfg.derived.warnings, "train.reduction_leaves = 8 has no effect"));
+    tr_config_clear(&cfg);
 }
 
 /* Four heads, two of keys and values, 256 wide, 32 tokens: 1, 2 and 4 slices. A tensor size that does not divide them runs without. */
