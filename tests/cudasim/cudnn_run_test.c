@@ -1,9 +1,10 @@
 /* Whole runs whose attention is cuDNN's (device.attention), on one and two simulated GPUs: near the device's own kernels and not them, the same bits on every layout
- * of one rank and on two ranks, what is refused or given up where the library does not do what it should, and that all ranks compute alike. */
+ * of one rank and on two ranks, what is refused or given up where the library does not do what it should or takes too much, and that all ranks compute alike. */
 #include <math.h>
 #include <string.h>
 
 #include "engine/plan.h"
+#include "engine/run_int.h"
 #include "tests/cudasim/runtime/sim_cudnn.h"
 #include "tests/parallel/run_fixture.h"
 
@@ -21,9 +22,11 @@ static void measure(fx_job *job, const cudasim_cudnn *library, const char *more,
     fx_measure(job, "l", settings, 2, NULL, out);
 }
 
-static int64_t executed(void)
+/* Whether it ran both passes since; the comparison at a run's start takes six of each. */
+static bool has_run(cudasim_cudnn_counts before)
 {
-    return cudasim_cudnn_count().executed;
+    cudasim_cudnn_counts now = cudasim_cudnn_count();
+    return now.forwards >= before.forwards + 14 && now.backwards >= before.backwards + 14;
 }
 
 /* In bf16 and fp16: near, other bits, and plans that ran. */
@@ -36,11 +39,11 @@ static void test_near_own(fx_job *job)
         fx_outcome a, b;
         snprintf(own, sizeof own, "%s device.attention=own", precisions[i]);
         snprintf(cudnn, sizeof cudnn, "%s device.attention=cudnn", precisions[i]);
-        int64_t before = executed();
+        cudasim_cudnn_counts before = cudasim_cudnn_count();
         measure(job, &plain, own, &a);
-        fx_check(job, executed() == before, "%s: cuDNN ran", own);
+        fx_check(job, cudasim_cudnn_count().forwards == before.forwards, "%s: cuDNN ran", own);
         measure(job, &plain, cudnn, &b);
-        fx_check(job, job->rank > 0 || executed() > before + 20, "%s: cuDNN did not run", cudnn);
+        fx_check(job, job->rank > 0 || has_run(before), "%s: cuDNN did not run", cudnn);
         double difference = fx_grad_difference(job, &a, &b);
         fx_check(job, job->rank > 0 || (difference > 0 && difference <= tolerances[i]),
                  "%s: gradients differ by %g", cudnn, difference);
@@ -79,10 +82,10 @@ static void test_two_ranks(fx_job *job)
     if (job->size < 2)
         return;
     measure(job, &plain, "device.attention=cudnn", &one);
-    int64_t before = executed();
+    cudasim_cudnn_counts before = cudasim_cudnn_count();
     measure(job, &plain, "device.attention=auto parallel.data=2", &two);
     fx_check_equal(job, &one, &two, "cuDNN on two ranks");
-    fx_check(job, executed() > before + 20, "cuDNN did not run on rank %d", job->rank);
+    fx_check(job, has_run(before), "cuDNN did not run on rank %d", job->rank);
     fx_outcome_clear(&one);
     fx_outcome_clear(&two);
     measure(job, &plain, "device.attention=own", &one);
@@ -115,6 +118,27 @@ static void test_own_instead(fx_job *job)
         fx_check_equal(job, &expected, &got, cases[i].settings);
         fx_outcome_clear(&expected);
         fx_outcome_clear(&got);
+    }
+}
+
+/* auto spends 2 GiB of scratch on it, whoever asks for it more. Two sequences of four heads: 16 bytes for each query and key. */
+static void test_scratch_bound(fx_job *job)
+{
+    static const struct {
+        const char *settings;
+        bool taken;
+    } cases[] = {{"train.seq_len=8192 device.attention=auto", true},
+                 {"train.seq_len=16384 device.attention=auto", false},
+                 {"train.seq_len=16384 device.attention=cudnn", true},
+                 {"train.seq_len=8192 device.attention=own", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char settings[300];
+        tr_config cfg;
+        snprintf(settings, sizeof settings, RUN "%s", cases[i].settings);
+        fx_need(job, fx_resolve(&cfg, "l", settings));
+        fx_check(job, tr_attention_may_be_cudnns(&cfg) == cases[i].taken, "%s: cuDNN %s",
+                 cases[i].settings, cases[i].taken ? "is kept out" : "is planned for");
+        tr_config_clear(&cfg);
     }
 }
 
@@ -165,10 +189,13 @@ int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
-    static const fx_named_case cases[] = {
-        {"near_own", test_near_own},   {"same_bits", test_same_bits},
-        {"two_ranks", test_two_ranks}, {"own_instead", test_own_instead},
-        {"refused", test_refused},     {"recorded", test_recorded}};
+    static const fx_named_case cases[] = {{"near_own", test_near_own},
+                                          {"same_bits", test_same_bits},
+                                          {"two_ranks", test_two_ranks},
+                                          {"own_instead", test_own_instead},
+                                          {"refused", test_refused},
+                                          {"recorded", test_recorded},
+                                          {"scratch_bound", test_scratch_bound}};
     fx_cases_run(&job, cases, sizeof cases / sizeof cases[0]);
     return fx_end(&job);
 }

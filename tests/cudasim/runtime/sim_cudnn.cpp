@@ -48,9 +48,10 @@ bool cudasim_cudnn_is_missing(void)
     return library().missing;
 }
 
-void sim_cudnn_executed()
+void sim_cudnn_executed(bool backward)
 {
-    counts.executed++;
+    counts.forwards += !backward;
+    counts.backwards += backward;
 }
 
 cudasim_cudnn_counts cudasim_cudnn_count(void)

@@ -35,7 +35,7 @@ bool cudasim_cudnn_is_missing(void);
 
 typedef struct cudasim_cudnn_counts {
     int64_t handles, descriptors; /* alive */
-    int64_t executed;             /* plans so far */
+    int64_t forwards, backwards;  /* plans that were run */
 } cudasim_cudnn_counts;
 cudasim_cudnn_counts cudasim_cudnn_count(void);
 
@@ -46,7 +46,7 @@ cudasim_cudnn_counts cudasim_cudnn_count(void);
 #include <vector>
 
 const cudasim_cudnn &sim_cudnn_library();
-void sim_cudnn_executed();
+void sim_cudnn_executed(bool backward);
 
 struct cudnnContext {
     cudaStream_t stream;

@@ -257,6 +257,19 @@ static cudnnStatus_t operands_take(const sim_descriptor *graph, const sim_descri
     return CUDNN_STATUS_SUCCESS;
 }
 
+/* A plan that shares its workspace with an operand loses that, or reads what it has not written. */
+static void workspace_check(const void *workspace, size_t bytes,
+                            const std::vector<sim_range> &operands)
+{
+    cudasim_check_device("cudnnBackendExecute's workspace", workspace, bytes);
+    const char *begin = (const char *)workspace, *end = begin + bytes;
+    for (const sim_range &operand : operands)
+        if ((const char *)operand.begin < end &&
+            (const char *)operand.begin + operand.bytes > begin)
+            cudasim_fail("cudnnBackendExecute: the workspace [%p, %p) overlaps an operand at %p",
+                         (const void *)begin, (const void *)end, operand.begin);
+}
+
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t pack_descriptor)
 {
@@ -277,10 +290,11 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     size_t bytes = (size_t)sim_value<int64_t>(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
     void *workspace = sim_value<void *>(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     if (bytes > 0) {
-        cudasim_check_device("cudnnBackendExecute's workspace", workspace, bytes);
+        workspace_check(workspace, bytes, ranges);
         ranges.push_back({workspace, bytes});
     }
-    int64_t call = is_steady(config, problem_of(graph)) ? 0 : ++calls;
+    const problem p = problem_of(graph);
+    int64_t call = is_steady(config, p) ? 0 : ++calls;
     double factor = sim_cudnn_library().wrong ? 1.05 : 1.0;
     cudaError_t error =
         sim_enqueue(handle->stream, "cudnnBackendExecute", ranges.data(), (int)ranges.size(), [=] {
@@ -293,6 +307,6 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
             sim_cudnn_compute(graph, all, call, factor);
             return true;
         });
-    sim_cudnn_executed();
+    sim_cudnn_executed(p.backward);
     return error == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
