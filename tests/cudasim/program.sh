@@ -10,25 +10,27 @@ common="data.train=$scratch/text device.kind=cuda model.hidden=32 model.ffn=48 t
 number=0
 while read -r ranks words; do
     number=$((number + 1))
-    what="plan of $ranks ranks, $words"
     # shellcheck disable=SC2086
-    job 1 plan $config --ranks "$ranks" train.steps=1 $words
-    expect 0
-    planned=$(awk '$1 ~ /^0(-[0-9]+)?$/ { print $NF, $2, $3, $4, $5, $6, $7, $8; exit }' "$scratch/out")
-    largest=$(sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")
-    # shellcheck disable=SC2086
-    job "$ranks" train $config train.steps=1 "run.dir=$scratch/plan$number" $words
-    expect 0
-    equal "$what: largest rank" "$(metric plan$number memory_peak_bytes 1)" "$largest"
-    equal "$what: rank 0" "$(sed -n 's/^memory of rank 0: //p' "$scratch/plan$number/log.txt" | grep -o '[0-9]\+ *' | tail -8 | tr -d ' ' | tr '\n' ' ')" \
-        "$planned "
+    plan_is_run plan$number "$ranks" $config train.steps=1 $words
     awk -v line="$planned" 'BEGIN { split(line, n, " "); exit !(n[8] > 0 && n[1] == n[2] + n[3] + n[4] + n[5] + n[6] + n[7]) }' ||
         fail "$what: $planned: the total is not that of the GPU's memory"
 done <<'END'
 1 train.precision=bf16
 4 parallel.tensor=2 parallel.zero=2 checkpoint.every=1
+2 parallel.zero=1 train.reduction_order=native train.reduction_leaves=2
 4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v parallel.zero=3 checkpoint.every=1 train.optimizer=sgd
 END
+
+# Sums of NCCL's own need no scratch, and are part of the arithmetic.
+what='sums of NCCL'
+zero='--ranks 2 parallel.zero=1 train.reduction_leaves=2'
+# shellcheck disable=SC2086
+ordered=$(job 1 plan $config $zero && plan_largest)
+# shellcheck disable=SC2086
+native=$(job 1 plan $config $zero train.reduction_order=native && plan_largest)
+[ "$native" -lt "$ordered" ] || fail "$what: $native bytes, with the tree's $ordered"
+grep -q ' on cuda .* nccl [0-9]*\.[0-9]*\.[0-9]* sums' "$scratch/plan3/log.txt" || fail "$what: $(head -3 "$scratch/plan3/log.txt")"
+! grep -q ' nccl ' "$scratch/plan2/log.txt" || fail "$what: $(grep ' nccl ' "$scratch/plan2/log.txt")"
 
 what='more ranks than GPUs'
 genv='-genv CUDASIM_DEVICES 2' job 4 train $config "run.dir=$scratch/many"
@@ -37,7 +39,7 @@ what='too little memory'
 job 2 train $config "run.dir=$scratch/small" memory.limit_gb=0.02 checkpoint.every=1
 expect 6 'not enough memory on rank 0.*memory.limit_gb is 20000000'
 # 512 MiB of a GPU are kept back; two ranks have half of the rest each.
-planned=$(job 1 plan $config train.steps=1 && sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")
+planned=$(job 1 plan $config train.steps=1 && plan_largest)
 mib=$(((planned >> 20) + 1))
 genv="-genv CUDASIM_MEMORY_MIB $((512 + mib - 2))" job 1 train $config "run.dir=$scratch/small" train.steps=1
 expect 6 'not enough memory on rank 0.*what is free on its GPU, less 512 MiB for the libraries is '

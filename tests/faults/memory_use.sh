@@ -7,25 +7,12 @@ data held 20 11
 config=configs/tiny-l.yaml
 common="data.train=$scratch/text"
 
-# Of the last plan: the largest rank's total; rank 0's total and categories, in the order in which a run prints them.
-largest() { sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/plan"; }
-of_rank_0() { awk '$1 ~ /^0(-[0-9]+)?$/ { print $NF, $2, $3, $4, $5, $6, $7, $8; exit }' "$scratch/plan"; }
-
 # To the byte, over layouts and precisions.
 number=0
 while read -r ranks words; do
     number=$((number + 1))
-    what="plan of $ranks ranks, $words"
     # shellcheck disable=SC2086
-    job 1 plan $config --ranks "$ranks" train.steps=2 $words
-    expect 0
-    cp "$scratch/out" "$scratch/plan"
-    # shellcheck disable=SC2086
-    job "$ranks" train $config train.steps=2 "run.dir=$scratch/plan$number" $words
-    expect 0
-    equal "$what: largest rank" "$(metric plan$number memory_peak_bytes 2)" "$(largest)"
-    equal "$what: rank 0" "$(sed -n 's/^memory of rank 0: //p' "$scratch/plan$number/log.txt" | grep -o '[0-9]\+ *' | tail -8 | tr -d ' ' | tr '\n' ' ')" \
-        "$(of_rank_0) "
+    plan_is_run plan$number "$ranks" $config train.steps=2 $words
 done <<'END'
 1
 2 parallel.zero=0 train.precision=bf16
@@ -52,15 +39,14 @@ peak()
 {
     rm -rf "$scratch/peak"
     job 1 plan $config --ranks "$1" train.steps=100000 "${@:2}"
-    cp "$scratch/out" "$scratch/plan"
+    planned=$(plan_rank_0)
     start "$1" train $config "run.dir=$scratch/peak" "${@:2}" train.steps=100000
     await_step peak 2
     bytes=$((($(kb VmHWM status) - $(kb RssShmem status) + $(kb Pss_Shmem smaps_rollup)) * 1024))
     # shellcheck disable=SC2046
     kill -KILL $(rank_pids)
     await 30
-    set -- $(of_rank_0)
-    echo "$bytes $1"
+    echo "$bytes ${planned%% *}"
 }
 for words in '1' '2 parallel.zero=1' '2 parallel.zero=3' '2 parallel.pipeline=2'; do
     what="peak of the process on $words"
@@ -83,8 +69,8 @@ expect 0 '^largest rank '
 # Refused before the first step: limits of the settings and of the system.
 big="$size train.steps=1"
 what='memory.limit_gb'
-need=$(job 1 plan $config --ranks 2 $big parallel.zero=0 && sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")
-fits=$(job 1 plan $config --ranks 2 $big parallel.zero=1 && sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")
+need=$(job 1 plan $config --ranks 2 $big parallel.zero=0 && plan_largest)
+fits=$(job 1 plan $config --ranks 2 $big parallel.zero=1 && plan_largest)
 [ "$fits" -lt "$need" ] || fail "plan: zero 1 needs $fits bytes, zero 0 $need"
 limit=$(awk -v a="$need" -v b="$fits" 'BEGIN { printf "%.3f", (a + b) / 2e9 }')
 # shellcheck disable=SC2086
@@ -98,7 +84,7 @@ ended limited failed 6
 while read -r word bytes; do
     # shellcheck disable=SC2086
     job 1 plan $config --ranks 2 $big parallel.zero=0 "$word"
-    equal "$what: bytes with $word" "$bytes" "$(sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out")"
+    equal "$what: bytes with $word" "$bytes" "$(plan_largest)"
 done <<<"$(sed -n 's/.*would fit: //p' "$scratch/err" | grep -o '[a-z._]*=[a-z0-9]* ([0-9]* bytes' | tr -d '(' | cut -d ' ' -f 1,2)"
 [ ! -e "$scratch/limited/metrics.jsonl" ] || fail "$what: it began"
 # What it says would fit, does.

@@ -130,6 +130,24 @@ metric()
     grep "^{\"step\": ${3:-[0-9]*}," "$scratch/$1/metrics.jsonl" | sed -n "s/.*\"$2\": \"*\\([^,}\"]*\\).*/\\1/p"
 }
 
+# Of the last job, a plan: the largest rank's total; rank 0's total and categories, in the order in which a run prints them.
+plan_largest() { sed -n 's/^largest rank .*: \([0-9]*\) bytes$/\1/p' "$scratch/out"; }
+plan_rank_0() { awk '$1 ~ /^0(-[0-9]+)?$/ { print $NF, $2, $3, $4, $5, $6, $7, $8; exit }' "$scratch/out"; }
+
+# plan_is_run RUN RANKS CONFIG [WORD...]: what plan counts is what the run reports, to the byte. Sets planned, rank 0's bytes.
+plan_is_run()
+{
+    what="plan of $2 ranks, ${*:4}"
+    job 1 plan "$3" --ranks "$2" "${@:4}"
+    expect 0
+    largest=$(plan_largest) planned=$(plan_rank_0)
+    job "$2" train "$3" "run.dir=$scratch/$1" "${@:4}"
+    expect 0
+    equal "$what: largest rank" "$(metric "$1" memory_peak_bytes 1)" "$largest"
+    equal "$what: rank 0" "$(sed -n 's/^memory of rank 0: //p' "$scratch/$1/log.txt" | grep -o '[0-9]\+ *' | tail -8 | tr -d ' ' | tr '\n' ' ')" \
+        "$planned "
+}
+
 # status RUN FIELD: of status.json.
 status()
 {
