@@ -11,12 +11,6 @@
 
 int my_rank;
 
-void fail_here(const char *text, const char *file, int line)
-{
-    fprintf(stderr, "%s:%d: rank %d: %s\n", file, line, my_rank, text);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
 static const size_t all_bytes = sizeof(float) * OPS * PLACE,
                     scratch_bytes = sizeof(float) * RANKS * PLACE;
 

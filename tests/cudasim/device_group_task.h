@@ -3,6 +3,7 @@
 #define TESTS_CUDASIM_DEVICE_GROUP_TASK_H
 
 #include "parallel/world.h"
+#include "tests/parallel/rank_check.h"
 
 enum {
     RANKS = 4,
@@ -14,20 +15,6 @@ enum {
 };
 
 extern int my_rank;
-
-/* Ends the job. */
-void fail_here(const char *text, const char *file, int line);
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            fail_here(#condition, __FILE__, __LINE__);                                             \
-    } while (0)
-#define CHECK_OK(call)                                                                             \
-    do {                                                                                           \
-        if ((call) != TR_OK)                                                                       \
-            fail_here(tr_error_message(), __FILE__, __LINE__);                                     \
-    } while (0)
 
 typedef struct member {
     tr_group *group; /* NULL: this rank is not in it */

@@ -3,7 +3,6 @@
  * For every size of sharding group that divides the ranks, several buckets, tensors smaller than the group and several exchanges in a step: what each rank holds
  * has the bits of the recorded tree, made here from what every rank would contribute; the bytes sent are those of the formulas below. Exits 1 at the first difference. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <mpi.h>
@@ -13,6 +12,7 @@
 #include "parallel/bucket_reducer.h"
 #include "parallel/shard_map.h"
 #include "parallel/world.h"
+#include "tests/parallel/rank_check.h"
 
 enum { MAX_RANKS = 8, NUM_ITEMS = 7, COMM_BYTES = 1 << 20, MAX_COUNT = 3001, MAX_EXCHANGES = 12 };
 
@@ -21,21 +21,6 @@ static const int item_parts[NUM_ITEMS] = {0, 0, 0, 0, 1, 1, 1};
 
 static int my_rank, num_ranks;
 static tr_device *device;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d: %s\n", __FILE__, __LINE__, my_rank, #condition);      \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                          \
-        }                                                                                          \
-    } while (0)
-#define CHECK_OK(call)                                                                             \
-    do {                                                                                           \
-        if ((call) != TR_OK) {                                                                     \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, tr_error_message());                \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                          \
-        }                                                                                          \
-    } while (0)
 
 /* What a rank contributes; sizes differ, so that another order gives other bits. */
 static void contribution(int rank, int exchange, int item, float *values)

@@ -1,8 +1,6 @@
 #include "tests/parallel/group_task.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <mpi.h>
@@ -13,13 +11,6 @@
 
 int my_rank, num_ranks;
 tr_transport transport;
-
-void fail_here(const char *what, const char *file, int line)
-{
-    fprintf(stderr, "rank %d of %d, %s:%d: %s\n", my_rank, num_ranks, file, line, what);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    exit(1);
-}
 
 /* --- numbers that all ranks can make --- */
 

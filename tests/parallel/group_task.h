@@ -7,26 +7,13 @@
 #include <stdint.h>
 
 #include "parallel/world.h"
-
-/* Ends all ranks at the first difference. */
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            fail_here(#condition, __FILE__, __LINE__);                                             \
-    } while (0)
-#define CHECK_OK(call)                                                                             \
-    do {                                                                                           \
-        if ((call) != TR_OK)                                                                       \
-            fail_here(tr_error_message(), __FILE__, __LINE__);                                     \
-    } while (0)
+#include "tests/parallel/rank_check.h"
 
 enum { COMM_BYTES = 48 << 20, MAX_RANKS = 16 };
 
 /* This process, and the transport under test: set by main. */
 extern int my_rank, num_ranks;
 extern tr_transport transport;
-
-void fail_here(const char *what, const char *file, int line);
 
 typedef struct random_stream {
     uint64_t key;

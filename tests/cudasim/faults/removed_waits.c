@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "parallel/world.h"
 #include "tests/cudasim/runtime/sim_runtime.h"
+#include "tests/parallel/rank_check.h"
 
 enum { RANKS = 2, N = 40, ROUNDS = 6, SEEDS = 24 };
 
@@ -91,14 +92,6 @@ static tr_status event_wait(tr_device *device, tr_stream stream, tr_device_event
 
 static int rank;
 
-static void must(tr_status status)
-{
-    if (status == TR_OK)
-        return;
-    fprintf(stderr, "rank %d: %s\n", rank, tr_error_message());
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
 typedef struct program {
     tr_device *device;
     tr_world *world;
@@ -116,32 +109,33 @@ static void program_open(program *p)
     static const int ranks[RANKS] = {0, 1};
     static const tr_channel channels[] = {{0, 1}, {1, 0}};
     const tr_world_options options = {.timeout_s = 60};
-    must(tr_world_create(&p->world, MPI_COMM_WORLD, &options));
+    CHECK_OK(tr_world_create(&p->world, MPI_COMM_WORLD, &options));
     rank = tr_world_rank(p->world);
     const tr_cuda_options cuda = {.local_rank = rank, .local_size = RANKS};
-    must(tr_cuda_device_create(&p->device, &cuda));
+    CHECK_OK(tr_cuda_device_create(&p->device, &cuda));
     removal.edge = NUM_EDGES;
     removal.original = *p->device;
     p->device->event_record = event_record;
     p->device->event_wait = event_wait;
-    must(tr_world_set_device(p->world, p->device));
+    CHECK_OK(tr_world_set_device(p->world, p->device));
     void *comm, *memory, *host;
-    must(tr_world_comm_memory(p->world, 3 * ROW * sizeof(float), &comm));
+    CHECK_OK(tr_world_comm_memory(p->world, 3 * ROW * sizeof(float), &comm));
     p->scratch_bytes = tr_group_scratch_bytes(RANKS, N);
     p->memory_bytes = 3 * ROW * sizeof(float) + 2 * p->scratch_bytes;
     p->host_bytes = (size_t)ROUNDS * 4 * N * sizeof(float);
-    must(p->device->memory_create(p->device, TR_MEMORY_DEVICE, p->memory_bytes, &memory));
-    must(p->device->memory_create(p->device, TR_MEMORY_HOST, p->host_bytes, &host));
+    CHECK_OK(p->device->memory_create(p->device, TR_MEMORY_DEVICE, p->memory_bytes, &memory));
+    CHECK_OK(p->device->memory_create(p->device, TR_MEMORY_HOST, p->host_bytes, &host));
     p->comm = comm;
     p->memory = memory;
     p->host = host;
-    must(tr_world_device_group_create(p->world, ranks, RANKS, "sums", TR_STREAM_DATA, &p->sums));
-    must(tr_world_device_group_create(p->world, ranks, RANKS, "others", TR_STREAM_TENSOR,
-                                      &p->others));
+    CHECK_OK(
+        tr_world_device_group_create(p->world, ranks, RANKS, "sums", TR_STREAM_DATA, &p->sums));
+    CHECK_OK(tr_world_device_group_create(p->world, ranks, RANKS, "others", TR_STREAM_TENSOR,
+                                          &p->others));
     tr_group_scratch_set(p->sums, p->memory + 3 * ROW, p->scratch_bytes);
-    must(tr_world_device_group_create(p->world, ranks, RANKS, "pairs", TR_STREAM_PIPELINE,
-                                      &p->pairs));
-    must(tr_group_channels_open(p->pairs, channels, 2));
+    CHECK_OK(tr_world_device_group_create(p->world, ranks, RANKS, "pairs", TR_STREAM_PIPELINE,
+                                          &p->pairs));
+    CHECK_OK(tr_group_channels_open(p->pairs, channels, 2));
 }
 
 static void program_close(program *p)
@@ -167,7 +161,7 @@ static float value(int of_rank, int round, int i)
 
 static void copy(program *p, float *dst, const float *src)
 {
-    must(p->device->copy(p->device, TR_STREAM_COMPUTE, dst, src, N * sizeof(float)));
+    CHECK_OK(p->device->copy(p->device, TR_STREAM_COMPUTE, dst, src, N * sizeof(float)));
 }
 
 static void run_round(program *p, int round)
@@ -177,17 +171,17 @@ static void run_round(program *p, int round)
     float *sums = p->memory, *others = p->memory + ROW, *came = p->memory + 2 * ROW;
     copy(p, source, host_place(p, round, 0));
     copy(p, other_source, host_place(p, ROUNDS - 1 - round, 0));
-    must(tr_group_all_reduce(p->sums, source, sums, N, &sum));
-    must(tr_group_all_reduce(p->others, other_source, others, N, &other));
-    must(tr_event_wait(&sum));
-    must(tr_event_wait(&other));
+    CHECK_OK(tr_group_all_reduce(p->sums, source, sums, N, &sum));
+    CHECK_OK(tr_group_all_reduce(p->others, other_source, others, N, &other));
+    CHECK_OK(tr_event_wait(&sum));
+    CHECK_OK(tr_event_wait(&other));
     copy(p, host_place(p, round, 1), sums);
     copy(p, host_place(p, round, 2), others);
     copy(p, to_send, source);
-    must(tr_group_send(p->pairs, 1 - rank, to_send, N * sizeof(float), round, &sent));
-    must(tr_group_recv(p->pairs, 1 - rank, came, N * sizeof(float), round, &received));
-    must(tr_event_wait(&sent));
-    must(tr_event_wait(&received));
+    CHECK_OK(tr_group_send(p->pairs, 1 - rank, to_send, N * sizeof(float), round, &sent));
+    CHECK_OK(tr_group_recv(p->pairs, 1 - rank, came, N * sizeof(float), round, &received));
+    CHECK_OK(tr_event_wait(&sent));
+    CHECK_OK(tr_event_wait(&received));
     copy(p, host_place(p, round, 3), came);
 }
 
@@ -195,7 +189,7 @@ static void finish(program *p)
 {
     int num_streams = TR_STREAM_NUM + 1; /* and that of the second channel */
     for (int s = 0; s < num_streams; s++)
-        must(p->device->synchronize(p->device, (tr_stream)s));
+        CHECK_OK(p->device->synchronize(p->device, (tr_stream)s));
 }
 
 /* The ranks' sum of a round's values. */
