@@ -55,7 +55,7 @@ typedef struct tr_matmul {
     int64_t ldc;
     bool accumulate;
     bool
-        parts; /* operands are column or row ranges of tensors whose widths depend on the layout: the bits do not depend on lda, ldb, ldc */
+        parts; /* operands are column or row ranges of tensors whose widths depend on the layout: the bits do not depend on lda, ldb, ldc. Each begins at a multiple of its own width, and so do its rows */
 } tr_matmul;
 
 typedef enum tr_norm_kind { TR_NORM_KIND_RMS, TR_NORM_KIND_LAYER } tr_norm_kind;

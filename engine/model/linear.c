@@ -277,27 +277,30 @@ static tr_status shared_head(tr_model *model, const void *dy, const void *x, flo
     return TR_OK;
 }
 
-/* sums [K,D,H], then [K,D] of the bias. */
-static tr_status shared_sums(tr_model *model, const void *dy, const void *x, bool bias, float *sums)
+/* sums [K,D,H]; bias_sums [K,D], or NULL where there is no bias. */
+static tr_status shared_sums(tr_model *model, const void *dy, const void *x, float *sums,
+                             float *bias_sums)
 {
     const tr_ops *ops = model->device->ops;
     int64_t head = model->kv_parts * model->D;
     for (int64_t k = 0; k < model->K; k++)
         TR_TRY(shared_head(model, at(model, dy, k * head), x, sums + k * model->D * model->H));
-    if (!bias)
+    if (bias_sums == NULL)
         return TR_OK;
-    float *columns = model->scratch.shared_columns, *out = sums + model->K * model->D * model->H;
+    float *columns = model->scratch.shared_columns;
     TR_TRY(ops->column_sum(model->device, model->dtype, model->R, model->K * head, dy, columns,
                            false));
     for (int64_t k = 0; k < model->K; k++) {
         const float *parts[TR_MODEL_SLICES];
         for (int p = 0; p < model->kv_parts; p++)
             parts[p] = columns + k * head + p * model->D;
-        TR_TRY(ops->tree_sum(model->device, model->D, model->kv_parts, parts, out + k * model->D));
+        TR_TRY(ops->tree_sum(model->device, model->D, model->kv_parts, parts,
+                             bias_sums + k * model->D));
     }
     return TR_OK;
 }
 
+/* Both matrices lie before both biases: a matrix begins at a multiple of its rows, as parts of products must (tr_matmul). */
 tr_status tr_linear_weight_kv(tr_model *model, int layer, const void *dk, const void *dv,
                               const void *x)
 {
@@ -306,20 +309,22 @@ tr_status tr_linear_weight_kv(tr_model *model, int layer, const void *dk, const 
         return tr_linear_weight(model, layer, TR_ROLE_V_WEIGHT, dv, x);
     }
     const tr_weight *w = model->weights[layer];
-    int64_t elements = model->K * model->D * model->H, half = model->num_shared / 2;
+    int64_t num_bias = model->K * model->D, elements = num_bias * model->H;
     bool bias = w[TR_ROLE_K_BIAS].grad != NULL;
     float *buffer, *sum;
     TR_TRY(tr_tensor_comm_gather_wait(&model->tensor, x, -1));
     TR_TRY(tr_tensor_comm_shared(&model->tensor, &buffer));
-    TR_TRY(shared_sums(model, dk, x, bias, buffer));
-    TR_TRY(shared_sums(model, dv, x, bias, buffer + half));
+    float *k_bias = bias ? buffer + 2 * elements : NULL;
+    float *v_bias = bias ? k_bias + num_bias : NULL;
+    TR_TRY(shared_sums(model, dk, x, buffer, k_bias));
+    TR_TRY(shared_sums(model, dv, x, buffer + elements, v_bias));
     TR_TRY(tr_tensor_comm_shared_sum(&model->tensor, buffer, &sum));
     TR_TRY(tr_model_add(model, elements, sum, w[TR_ROLE_K_WEIGHT].grad));
-    TR_TRY(tr_model_add(model, elements, sum + half, w[TR_ROLE_V_WEIGHT].grad));
+    TR_TRY(tr_model_add(model, elements, sum + elements, w[TR_ROLE_V_WEIGHT].grad));
     if (!bias)
         return TR_OK;
-    TR_TRY(tr_model_add(model, model->K * model->D, sum + elements, w[TR_ROLE_K_BIAS].grad));
-    return tr_model_add(model, model->K * model->D, sum + half + elements, w[TR_ROLE_V_BIAS].grad);
+    TR_TRY(tr_model_add(model, num_bias, sum + 2 * elements, w[TR_ROLE_K_BIAS].grad));
+    return tr_model_add(model, num_bias, sum + 2 * elements + num_bias, w[TR_ROLE_V_BIAS].grad);
 }
 
 void tr_linear_init(tr_model *model, tr_arena *workspace)
