@@ -6,10 +6,11 @@
 
 enum { XENT_THREADS = 256 };
 
-/* WIDE: rows begin at multiples of 16 bytes and are whole groups long, so that the last group may be read whole. */
-static bool xent_wide(int64_t stride, const void *logits)
+/* WIDE: columns begin at a multiple of a whole group (32 bytes of fp32), and rows are whole groups long, so that the last group of a row, or of a slice
+ * of it, may be read whole: it ends where the row ends at the latest. */
+static bool xent_wide(tr_dtype dtype, int64_t stride, const void *logits)
 {
-    return stride % TR_GROUP == 0 && tr_vec_aligned(logits);
+    return stride % TR_GROUP == 0 && (uintptr_t)logits % (TR_GROUP * tr_dtype_size(dtype)) == 0;
 }
 
 /* e^d for d <= 0 by the exponential of base 2, within 1e-6 where it counts (d above -20). */
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(XENT_THREADS)
 extern "C" tr_status tr_cuda_xent_max(cudaStream_t stream, tr_dtype dtype, int64_t R, int64_t V,
                                       int64_t stride, const void *logits, float *max)
 {
-    TR_DISPATCH_WIDE(dtype, xent_wide(stride, logits), T,
+    TR_DISPATCH_WIDE(dtype, xent_wide(dtype, stride, logits), T,
                      return TR_LAUNCH((xent_max_kernel<T, WIDE>), (unsigned)R, XENT_THREADS, 0,
                                       stream, V, stride, (const T *)logits, max));
 }
@@ -96,7 +97,7 @@ extern "C" tr_status tr_cuda_xent_sum(cudaStream_t stream, tr_dtype dtype, int64
                                       int64_t stride, int64_t vocab_begin, const void *logits,
                                       const int32_t *labels, const float *max, float *sum_target)
 {
-    TR_DISPATCH_WIDE(dtype, xent_wide(stride, logits), T,
+    TR_DISPATCH_WIDE(dtype, xent_wide(dtype, stride, logits), T,
                      return TR_LAUNCH((xent_sum_kernel<T, WIDE>), (unsigned)R, XENT_THREADS, 0,
                                       stream, V, stride, vocab_begin, (const T *)logits, labels,
                                       max, sum_target));
@@ -134,7 +135,7 @@ extern "C" tr_status tr_cuda_xent_backward(cudaStream_t stream, tr_dtype dtype, 
                                            void *logits, const int32_t *labels, const float *max,
                                            const float *sum_target, const float *scale)
 {
-    TR_DISPATCH_WIDE(dtype, xent_wide(stride, logits), T,
+    TR_DISPATCH_WIDE(dtype, xent_wide(dtype, stride, logits), T,
                      return TR_LAUNCH((xent_backward_kernel<T, WIDE>), (unsigned)R, XENT_THREADS, 0,
                                       stream, V, stride, vocab_begin, (T *)logits, labels, max,
                                       sum_target, scale));

@@ -9,6 +9,13 @@
 #include "base/philox.h"
 #include "kernels/cuda/cuda_device.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(memory, bytes) ((void)(memory), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(memory, bytes) ((void)(memory), (void)(bytes))
+#endif
+
 enum { GUARD = 256, GUARD_BYTE = 0xa5, PINNED = 1 << 18 };
 
 const tr_dtype op_dtypes[OP_DTYPES] = {TR_F32, TR_BF16, TR_F16};
@@ -65,6 +72,21 @@ static void read_side(int side, void *values, const void *memory, size_t bytes)
     transfer(side, values, memory, bytes, false);
 }
 
+/* Closes the guards to kernels where AddressSanitizer watches them, so that what is read there is seen too, or opens them. */
+static void guards_close(const allocation *a, bool close)
+{
+    for (int side = 0; side < OP_SIDES; side++) {
+        const unsigned char *head = a->memory[side], *tail = head + a->head + a->body;
+        if (close) {
+            ASAN_POISON_MEMORY_REGION(head, a->head);
+            ASAN_POISON_MEMORY_REGION(tail, GUARD);
+        } else {
+            ASAN_UNPOISON_MEMORY_REGION(head, a->head);
+            ASAN_UNPOISON_MEMORY_REGION(tail, GUARD);
+        }
+    }
+}
+
 op_tensor op_from(tr_dtype dtype, int64_t n, int64_t begin, const void *values)
 {
     size_t size = tr_dtype_size(dtype);
@@ -85,6 +107,7 @@ op_tensor op_from(tr_dtype dtype, int64_t n, int64_t begin, const void *values)
         tensor.data[side] = (unsigned char *)a.memory[side] + a.head;
     }
     free(image);
+    guards_close(&a, true);
     assert_true(num_allocations < OP_MOST_TENSORS);
     allocations[num_allocations++] = a;
     return tensor;
@@ -176,6 +199,7 @@ void op_release(void)
                         op_device[side]->synchronize(op_device[side], TR_STREAM_COMPUTE));
     while (num_allocations > 0) {
         const allocation *a = &allocations[--num_allocations];
+        guards_close(a, false);
         for (int side = 0; side < OP_SIDES; side++) {
             guards_check(side, a);
             op_device[side]->memory_destroy(op_device[side], TR_MEMORY_DEVICE, a->memory[side],
