@@ -19,6 +19,7 @@ done <<'END'
 4 parallel.tensor=2 parallel.zero=2 checkpoint.every=1
 2 parallel.zero=1 train.reduction_order=native train.reduction_leaves=2
 4 parallel.pipeline=2 parallel.virtual=2 parallel.schedule=zb-v parallel.zero=3 checkpoint.every=1 train.optimizer=sgd
+1 train.tensor_slices=2 model.kv_heads=1 model.head_dim=6 model.qkv_bias=true model.vocab=263
 END
 
 # Sums of NCCL's own need no scratch, and are part of the arithmetic.
