@@ -124,6 +124,31 @@ static int name_distance(const char *given, const char *name)
     return whole < key + 1 ? whole : key + 1;
 }
 
+/* Whether a setting's key stands in a given name of the same section as whole words: `layers` in model.num_layers. */
+static bool stands_in(const char *name, const char *given)
+{
+    const char *key = strchr(name, '.') + 1;
+    size_t section = (size_t)(key - name), length = strlen(key);
+    if (strncmp(given, name, section) != 0)
+        return false;
+    for (const char *at = strstr(given + section, key); at != NULL; at = strstr(at + 1, key))
+        if ((at == given + section || at[-1] == '_') && (at[length] == '\0' || at[length] == '_'))
+            return true;
+    return false;
+}
+
+/* The longest such setting: what a name in other programs' words is likely to mean. NULL: none. */
+static const char *by_words(const char *given)
+{
+    const char *best = NULL;
+    for (size_t i = 0; i < tr_num_settings; i++) {
+        const char *name = tr_settings[i].name;
+        if (stands_in(name, given) && (best == NULL || strlen(name) > strlen(best)))
+            best = name;
+    }
+    return best;
+}
+
 tr_status tr_setting_unknown(const char *where, const char *name)
 {
     for (size_t i = 0; tr_settings_later[i]; i++)
@@ -139,6 +164,8 @@ tr_status tr_setting_unknown(const char *where, const char *name)
             best = tr_settings[i].name;
         }
     }
+    if (!best)
+        best = by_words(name);
     if (best)
         return tr_fail(TR_ERR_SETTINGS, "%s: unknown setting %s; did you mean %s?", where, name,
                        best);

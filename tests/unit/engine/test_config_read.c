@@ -89,6 +89,10 @@ static void test_misspelt_key(void **state)
     refuses_override("train.micro_bacth=4", "command line", "did you mean train.micro_batch?");
     refuses_override("lr=1", "did you mean train.lr?");
     refuses_override("parallel.fsdp=true", "parallel.fsdp; `trine config` lists all settings");
+    refuses_override("model.num_layers=2", "did you mean model.layers?");
+    refuses_override("checkpoint.save_dir=x", "did you mean checkpoint.dir?");
+    refuses_override("model.hidden_size=8", "did you mean model.hidden?");
+    refuses_override("model.multilayers=2", "model.multilayers; `trine config` lists all settings");
     refuses_override("parallel.expert=2", "parallel.expert is not in this version");
     refuses_override("train.tensor=2", "did you mean parallel.tensor?");
 }
