@@ -134,6 +134,25 @@ static tr_status prefix_folder_make(const char *prefix)
     return status;
 }
 
+/* JSONL by its name, of which each brace and key would become a token. */
+static tr_status refuse_jsonl(const char *path)
+{
+    static const char *const endings[] = {".jsonl", ".jsonl.gz", ".jsonl.dz"};
+    size_t length = strlen(path);
+    bool is_jsonl = false;
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        size_t ending = strlen(endings[i]);
+        is_jsonl |= length >= ending && strcmp(path + length - ending, endings[i]) == 0;
+    }
+    if (!is_jsonl)
+        return TR_OK;
+    return tr_fail(TR_ERR_SETTINGS,
+                   "%s: JSONL input is not in this version; write its text into a plain file first "
+                   "(jq -r .text), or make tokens with Megatron's preprocess_data.py, whose .bin "
+                   "and .idx a run reads",
+                   path);
+}
+
 static tr_status parse(int *argc, char **argv, build_options *options)
 {
     const char *split = "paragraph", *width = "auto", *tokenizer = "bytes", *fraction = NULL;
@@ -157,6 +176,8 @@ static tr_status parse(int *argc, char **argv, build_options *options)
     TR_TRY(parse_width(width, &options->store));
     options->text.min_bytes = (uint64_t)document_bytes;
     TR_TRY(parse_held_out(fraction, options));
+    for (int i = 1; i < *argc; i++)
+        TR_TRY(refuse_jsonl(argv[i]));
     TR_TRY(prefix_folder_make(options->out));
     return prefix_folder_make(options->valid_out);
 }

@@ -80,6 +80,8 @@ expect 2 'not in this version' "$trine" data build b --out t2 --tokenizer bpe.js
 expect 2 'not in this version' "$trine" data merge
 expect 2 'not in this version' "$trine" data verify
 expect 2 'not in this version' "$trine" data tokenizer
+cp b b.jsonl
+expect 2 'b.jsonl: JSONL input is not in this version' "$trine" data build a1 b.jsonl --out t2
 expect 2 'needs build or show' "$trine" data
 expect 2 'unknown option --seed' "$trine" data show x --seed
 expect 2 'B at most 4' "$trine" data show x --tokens 0:5
