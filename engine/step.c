@@ -105,6 +105,8 @@ static void step_account(tr_run *run, double begin, wait_marks before, double fe
     /* A wait for a stage is a transfer as far as one was under way, and idle for the rest; what ranks wait for when all decide is that others have idled less. */
     times->pipeline = after.transfer - before.transfer;
     times->idle = after.pipeline - before.pipeline - times->pipeline + after.all - before.all;
+    /* What waiting for a save takes is timed from outside, and comes out microseconds longer than those waits. */
+    times->idle = fmax(times->idle, 0);
     times->feed = feed_wait;
     times->checkpoint = after.saving;
     times->compute = metrics->step_seconds - times->tensor - times->data - times->pipeline -
