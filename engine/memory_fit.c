@@ -221,7 +221,7 @@ tr_status tr_memory_fit_check(tr_run *run)
     tr_memory_fit_remedies(&run->cfg, run->device, limit, fitting, sizeof fitting);
     return tr_fail(TR_ERR_MEMORY,
                    "not enough memory on rank %d (data %d, tensor %d, pipeline %d): the run needs "
-                   "%zu bytes, %s is %zu, %lld short; would fit: %s%s",
+                   "%zu bytes, %s is %zu bytes, %lld short; would fit: %s%s",
                    run->mesh.rank, run->mesh.data, run->mesh.tensor, run->mesh.pipeline, total,
                    what, limit, (long long)shortfall, fitting, table);
 }

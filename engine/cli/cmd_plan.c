@@ -230,7 +230,9 @@ static tr_status order_print(const tr_config *cfg, tr_device *device, const tr_p
         plan->per_leaf, plan->per_leaf == 1 ? "" : "es", plan->local_leaves,
         plan->local_leaves == 1 ? "f" : "ves", plan->parts, plan->parts == 1 ? "" : "s",
         plan->rounds, plan->rounds == 1 ? "" : "s");
-    if (order.natural)
+    if (cfg->train.reduction_order == TR_REDUCTION_NATIVE)
+        printf("price of that order: none, and its bits are those of this layout only\n");
+    else if (order.natural)
         printf("price of that order: none, this layout follows it naturally\n");
     else
         printf("price of that order: %+lld bytes of memory, %+lld bytes sent per step, over %s of "
@@ -298,7 +300,8 @@ static tr_status limit_print(const tr_config *cfg, tr_device *device, const tr_p
     }
     tr_memory_fit_remedies(cfg, device, limit, fitting, sizeof fitting);
     return tr_fail(TR_ERR_MEMORY,
-                   "not enough memory: rank %d needs %zu bytes, memory.limit_gb is %zu, %zu short; "
+                   "not enough memory: rank %d needs %zu bytes, memory.limit_gb is %zu "
+                   "bytes, %zu short; "
                    "would fit: %s",
                    largest, ranks[largest].total, limit, ranks[largest].total - limit, fitting);
 }

@@ -20,11 +20,9 @@ static const char usage[] =
     "tensor\n"
     "and pipeline default to 1), and compares loss, gradient norm and every gradient with the "
     "first\n"
-    "layout's. Ranks that a layout does not need are idle. The order of sums is resolved once, "
-    "train.\n"
-    "reduction_order from the first layout and train.reduction_leaves from the largest data size "
-    "among\n"
-    "them, so that data sizes and ZeRO stages can agree bit for bit. Exit 7 when a\n"
+    "layout's. Ranks that a layout does not need are idle. The order of sums is resolved once,\n"
+    "train.reduction_order from the first layout and train.reduction_leaves from the largest data\n"
+    "size among them, so that data sizes and ZeRO stages can agree bit for bit. Exit 7 when a\n"
     "gradient differs by more than the precision explains.\n";
 
 typedef struct outcome {

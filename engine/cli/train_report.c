@@ -150,8 +150,9 @@ static void saving_print(const tr_config *cfg, int64_t step)
                     "this run saves",
                     words);
     if (cfg->checkpoint.every > 0)
-        tr_log_info("checkpoints: every %lld steps and after the last, in %s",
-                    (long long)cfg->checkpoint.every, cfg->checkpoint.dir);
+        tr_log_info("checkpoints: every %lld step%s and after the last, in %s",
+                    (long long)cfg->checkpoint.every, cfg->checkpoint.every == 1 ? "" : "s",
+                    cfg->checkpoint.dir);
     else
         tr_log_info("checkpoints: only on request (checkpoint.every is 0); without one nothing of "
                     "this run can be resumed or sampled");
@@ -334,15 +335,17 @@ tr_status tr_train_report_end(tr_train_report *report, bool stopped)
         return status_write(report, TR_RUN_STOPPED, tr_status_exit_code(TR_STOPPED),
                             "asked to stop; everything is saved");
     }
+    const char *plural = step == 1 ? "" : "s";
     if (step == report->first_step)
-        tr_log_info("done: %lld steps, all before this start: nothing is left to do (train.steps = "
-                    "%lld); run in %s, checkpoints in %s",
-                    step, (long long)cfg->train.steps, cfg->run.dir, cfg->checkpoint.dir);
+        tr_log_info(
+            "done: %lld step%s, all before this start: nothing is left to do (train.steps = "
+            "%lld); run in %s, checkpoints in %s",
+            step, plural, (long long)cfg->train.steps, cfg->run.dir, cfg->checkpoint.dir);
     else if (cfg->checkpoint.every > 0)
-        tr_log_info("done: %lld steps; run in %s, checkpoints in %s", step, cfg->run.dir,
+        tr_log_info("done: %lld step%s; run in %s, checkpoints in %s", step, plural, cfg->run.dir,
                     cfg->checkpoint.dir);
     else
-        tr_log_info("done: %lld steps; run in %s, nothing saved (checkpoint.every is 0)", step,
-                    cfg->run.dir);
+        tr_log_info("done: %lld step%s; run in %s, nothing saved (checkpoint.every is 0)", step,
+                    plural, cfg->run.dir);
     return status_write(report, TR_RUN_DONE, 0, NULL);
 }

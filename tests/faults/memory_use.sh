@@ -75,7 +75,7 @@ fits=$(job 1 plan $config --ranks 2 $big parallel.zero=1 && plan_largest)
 limit=$(awk -v a="$need" -v b="$fits" 'BEGIN { printf "%.3f", (a + b) / 2e9 }')
 # shellcheck disable=SC2086
 job 2 train $config "run.dir=$scratch/limited" $big parallel.zero=0 memory.limit_gb=$limit
-expect 6 "not enough memory on rank 0 (data 0, tensor 0, pipeline 0): the run needs $need bytes, memory.limit_gb is [0-9]*, [0-9]* short; would fit: parallel.zero=1 ($fits bytes)"
+expect 6 "not enough memory on rank 0 (data 0, tensor 0, pipeline 0): the run needs $need bytes, memory.limit_gb is [0-9]* bytes, [0-9]* short; would fit: parallel.zero=1 ($fits bytes)"
 for category in parameters gradients optimizer activations communication workspace; do
     grep -q "^  $category  *[0-9]* bytes$" "$scratch/err" || fail "$what: no line for $category"
 done
@@ -104,7 +104,7 @@ what='ulimit -v'
 # shellcheck disable=SC2086
 (ulimit -v $((700 << 10)) && job 2 train $config "run.dir=$scratch/limited" $big model.layers=24; echo $code >"$scratch/code")
 code=$(cat "$scratch/code")
-expect 6 'what RLIMIT_AS leaves (ulimit -v) is [0-9]*, [0-9]* short; would fit: '
+expect 6 'what RLIMIT_AS leaves (ulimit -v) is [0-9]* bytes, [0-9]* short; would fit: '
 
 # No growth over steps with evaluations and saves: memory and open files of every rank.
 what='growth'
