@@ -211,8 +211,8 @@ static tr_status events_create(tr_group *group, nccl_state *state)
     return TR_OK;
 }
 
-/* The host waits for the communicator's first operation. NCCL connects ranks when they first exchange something, and needs both for that: posts of a step
- * must not wait for it. */
+/* The host waits for the communicator's first operation. NCCL connects ranks that send to one another when they first do, whatever its variables say (nccl_comm.c), and needs both
+ * for that: posts of a step must not wait for it. */
 static tr_status probe_wait(tr_group *group, const tr_op *op, tr_stream stream)
 {
     const nccl_state *state = group->state;

@@ -57,6 +57,13 @@ static void share_set(const tr_world *world, int version)
                               "and NCCL_MAX_CTAS=1");
 }
 
+/* Before the first communicator, too. Ranks connect for all that NCCL may choose when they make one. Else each kind of algorithm connects them at its first use, and NCCL takes one
+ * for small operations and another for large ones: the first large one of a step would have its post wait for the other ranks' posts, and take memory that nobody has counted. */
+static void connect_set(void)
+{
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+}
+
 static size_t probe_bytes(const tr_world *world)
 {
     return TR_NCCL_PROBE + (size_t)world->size * sizeof(float);
@@ -69,6 +76,7 @@ tr_status tr_nccl_open(tr_world *world, bool shares_device)
     TR_TRY(tr_nccl_library(&table));
     if (table->GetVersion(&version) != ncclSuccess)
         return tr_fail(TR_ERR_TRANSPORT, "NCCL does not tell its version");
+    connect_set();
     if (shares_device)
         share_set(world, version);
     world->nccl_version = version;

@@ -4,7 +4,7 @@
  * compute stream's copies that fill sources, the operations, and the copies that fetch results and overwrite sources at once.
  *
  * Parts: `all`: storms of operations on overlapping groups and of transfers over channels in both directions, waited for in an order that
- * differs by rank; the byte counters. `native`: sums of NCCL's own, and that nothing else is. `hang`: a rank that does not join is named by those that wait for the device. `shared`: ranks on one GPU, not asked for.
+ * differs by rank; the byte counters; a post that is early. `native`: sums of NCCL's own, and that nothing else is. `hang`: a rank that does not join is named by those that wait for the device. `shared`: ranks on one GPU, not asked for.
  * Exits 1 at the first difference. */
 #include <math.h>
 #include <stdio.h>
@@ -56,6 +56,28 @@ static void test_all(int num_storms)
         CHECK(tr_group_get_stats(m->group)->num_operations == m->operations);
     }
     CHECK(tr_group_get_stats(s.pipeline)->bytes_sent == s.pipeline_bytes);
+    setting_close(&s);
+}
+
+/* A post returns before the other ranks have posted, also the first one of many bytes. */
+static void test_early_post(void)
+{
+    setting s;
+    setting_open(&s, 5);
+    member backwards = {.size = RANKS, .ranks = {3, 2, 1, 0}, .stream = TR_STREAM_DATA};
+    CHECK_OK(tr_world_device_group_create(s.world, backwards.ranks, RANKS, "backwards",
+                                          TR_STREAM_DATA, &backwards.group));
+    backwards.rank = tr_group_rank(backwards.group);
+    task t = {.kind = ALL_GATHER, .on = &backwards, .counts = {MOST, MOST, MOST, MOST}};
+    if (my_rank != 0)
+        MPI_Barrier(MPI_COMM_WORLD);
+    task_post(&s, &t, 1);
+    if (my_rank == 0)
+        MPI_Barrier(MPI_COMM_WORLD);
+    task_wait(&s, &t, 2);
+    wait_for_compute(&s);
+    task_check(&s, &t, 1);
+    tr_group_destroy(backwards.group);
     setting_close(&s);
 }
 
@@ -228,9 +250,10 @@ int main(int argc, char **argv)
     tr_log_init(my_rank, false, TR_LOG_INFO);
     const char *part = argc > 1 ? argv[1] : "all";
     CHECK(size == RANKS);
-    if (strcmp(part, "all") == 0)
+    if (strcmp(part, "all") == 0) {
         test_all(argc > 2 ? atoi(argv[2]) : 20);
-    else if (strcmp(part, "hang") == 0) {
+        test_early_post();
+    } else if (strcmp(part, "hang") == 0) {
         test_hang();
         test_hung_transfer();
         test_lost();

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -362,11 +363,49 @@ static void forked(const sim_ranks *ranks)
     use_comm_end(comm);
 }
 
+/* The first large collective waits until all ranks have called it, later ones and small ones do not. */
+static void connections(const sim_ranks *ranks, bool at_once)
+{
+    enum { LARGE = 1000, CALLED = 0 };
+    ncclComm_t comm = use_comm_make(ranks, 0);
+    use_memory m = use_memory_make(2 * LARGE);
+    for (int turn = 0; turn < 3; turn++) {
+        size_t n = turn == 0 ? 1 : LARGE;
+        bool waits = turn == 1 && !at_once;
+        if (ranks->rank == 1)
+            sim_ranks_wait(ranks, CALLED + turn);
+        ncclResult_t state = ncclAllGather(m.src, m.dst, n, ncclFloat32, comm, m.stream);
+        for (int tries = 0; state == ncclInProgress && tries < (ranks->rank == 0 ? 50 : 60000);
+             tries++, use_nap_ms(1))
+            SIM_MUST(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
+        SIM_MUST(state == (waits && ranks->rank == 0 ? ncclInProgress : ncclSuccess));
+        atomic_store(&ranks->shared->flags[CALLED + turn], 1);
+        use_called(comm, state);
+        use_finish(m.stream);
+    }
+    use_comm_end(comm);
+    use_memory_end(&m);
+}
+
+static void connections_late(const sim_ranks *ranks)
+{
+    connections(ranks, false);
+}
+
+static void connections_at_once(const sim_ranks *ranks)
+{
+    connections(ranks, true);
+}
+
 static void test_waiting(void **state)
 {
     (void)state;
     sim_ranks_run("rendezvous", 2, rendezvous);
     sim_ranks_run("late reads", 2, late_read);
+    sim_ranks_run("connections at the first use", 2, connections_late);
+    setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+    sim_ranks_run("connections at once", 2, connections_at_once);
+    unsetenv("NCCL_RUNTIME_CONNECT");
     sim_ranks_run("abort", 2, aborted);
     sim_ranks_run("without the host", 2, without_host);
     sim_ranks_run("order of calls", 2, calls_order);

@@ -121,7 +121,11 @@ static cudaError_t enqueue(const pending *p)
 /* At once, or later: the caller has to ask. */
 static ncclResult_t hand_in(const pending &p)
 {
-    if (sim_draw(2) == 0) {
+    bool connects = false;
+    for (const sim_nccl_call &call : p.calls)
+        connects = sim_nccl_comm_must_connect(p.comm, &call) || connects;
+    if (connects || sim_draw(2) == 0) {
+        p.comm->connecting = connects;
         p.comm->stream = p.stream;
         p.comm->enqueue = [p] { return enqueue(&p); };
         p.comm->polls_left = 1 + (int)sim_draw(MOST_POLLS);

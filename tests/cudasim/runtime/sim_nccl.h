@@ -10,6 +10,9 @@
  * ranks that do not fit, a communicator or its stream used while a call is in progress, memory that is not the device's or that is used
  * twice in a group, a communicator that is left or destroyed before it was finalized, and uses of NCCL that are not simulated.
  *
+ * A communicator connects its ranks for large collectives at the first of them, which is in progress until all ranks have called it; with NCCL_RUNTIME_CONNECT=0 when
+ * it is made.
+ *
  * CUDASIM_NCCL_VERSION: the version that is told, 22809 unless given. */
 #ifndef TR_TESTS_SIM_NCCL_H
 #define TR_TESTS_SIM_NCCL_H

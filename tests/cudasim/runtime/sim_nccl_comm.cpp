@@ -13,7 +13,7 @@
 #include "tests/cudasim/runtime/sim_error.h"
 #include "tests/cudasim/runtime/sim_nccl.h"
 
-enum { MOST_POLLS = 4 };
+enum { MOST_POLLS = 4, SMALL_BYTES = 1024 };
 static const double look_s = 0.02; /* between looks at the other processes */
 
 /* Lives until the process ends. */
@@ -68,6 +68,21 @@ static bool shares_gpus()
            version >= 23003;
 }
 
+/* Whether ranks connect for all that a communicator can do when it is made. */
+static bool connects_at_once()
+{
+    static std::string text;
+    static bool known;
+    return strcmp(variable_once("NCCL_RUNTIME_CONNECT", &text, &known), "0") == 0;
+}
+
+static void variables_read()
+{
+    host_name();
+    shares_gpus();
+    connects_at_once();
+}
+
 void sim_nccl_comm_check(ncclComm_t comm, const char *call)
 {
     if (std::find(comms().begin(), comms().end(), comm) == comms().end())
@@ -100,8 +115,7 @@ ncclResult_t ncclGetVersion(int *version)
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     std::lock_guard<std::recursive_mutex> hold(sim_lock);
-    host_name();
-    shares_gpus();
+    variables_read();
     if (!sim_nccl_id_make(id))
         return sim_nccl_error(ncclSystemError, "no memory to share");
     return ncclSuccess;
@@ -145,8 +159,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId i
                                     ncclConfig_t *config)
 {
     std::lock_guard<std::recursive_mutex> hold(sim_lock);
-    host_name();
-    shares_gpus();
+    variables_read();
     check_no_group("ncclCommInitRankConfig");
     check_config(config);
     if (nranks < 1 || rank < 0 || rank >= nranks)
@@ -220,10 +233,28 @@ static ncclResult_t advance_init(ncclComm_t comm)
     return comm->failed;
 }
 
+static bool all_connect(const sim_nccl_link *link)
+{
+    return all_ranks(link, [](const sim_nccl_rank *r) { return r->connects.load(); });
+}
+
+bool sim_nccl_comm_must_connect(ncclComm_t comm, const sim_nccl_call *call)
+{
+    bool collective = call->kind != SIM_NCCL_SEND && call->kind != SIM_NCCL_RECV;
+    if (connects_at_once() || !collective ||
+        call->count * sim_nccl_type_bytes(call->type) <= SMALL_BYTES)
+        return false;
+    comm->link->segment->ranks[comm->link->rank].connects = true;
+    return !all_connect(comm->link.get());
+}
+
 static ncclResult_t advance_call(ncclComm_t comm)
 {
+    if (comm->connecting && !all_connect(comm->link.get()))
+        return ncclInProgress;
     if (--comm->polls_left > 0)
         return ncclInProgress;
+    comm->connecting = false;
     sim_stream_claim(comm->stream, NULL);
     std::function<cudaError_t()> enqueue = std::move(comm->enqueue);
     comm->enqueue = nullptr;

@@ -36,8 +36,9 @@ struct sim_nccl_ring {
 };
 
 struct sim_nccl_rank {
-    std::atomic<int32_t> pid; /* 0: has not come */
-    std::atomic<bool> ready;  /* the members below are filled in */
+    std::atomic<int32_t> pid;   /* 0: has not come */
+    std::atomic<bool> ready;    /* the members below are filled in */
+    std::atomic<bool> connects; /* has called what needs connections of all ranks */
     std::atomic<bool> finalized;
     int32_t device;
     char host[64]; /* processes of one host share its GPUs */
