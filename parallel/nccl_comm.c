@@ -199,15 +199,20 @@ static tr_status invite(tr_group *group, const int *members, int num_members, in
     return TR_OK;
 }
 
+/* Of the messages that begin communicator `number` of a group. Tags may come again where a job has many groups and MPI few tags (32767 is what it guarantees): all ranks make
+ * communicators in one order, and MPI keeps the order of two ranks' messages. */
+static int tag_of(const tr_group *group, int number)
+{
+    return group->index % (group->world->max_tag >> NUMBER_BITS) << NUMBER_BITS | number;
+}
+
 /* The unique id that all members start from, made by the first one. */
 static tr_status id_get(tr_nccl_comm *comm, const int *members, int num_members, int number,
                         ncclUniqueId *id)
 {
     tr_group *group = comm->group;
-    int tag = group->index << NUMBER_BITS | number;
-    if (number >> NUMBER_BITS != 0 || group->index >= group->world->max_tag >> NUMBER_BITS)
-        return tr_fail(TR_ERR_TRANSPORT, "group %s: too many communicators, or groups",
-                       group->name);
+    int tag = tag_of(group, number);
+    TR_ASSERT(number >> NUMBER_BITS == 0);
     invitation message = {.made = 0};
     if (members[0] == group->rank) {
         ncclResult_t result = tr_nccl_of(group)->GetUniqueId(&message.id);
