@@ -98,16 +98,21 @@ static size_t host_limit(const tr_run *run, const char **what)
 }
 
 /* What the GPU leaves for a rank. Kept back is what the vendor's libraries take later without asking: kernels that are loaded at their first use,
- * connections of channels. */
+ * and the channels between stages, whose communicators are made last: up to six to a rank, some 100 MB each. */
 static size_t device_limit(const tr_run *run, const char **what)
 {
-    const size_t kept_back = (size_t)512 << 20;
-    int sharers = tr_world_device_sharers(run->world);
+    static const struct {
+        size_t bytes;
+        const char *of_gpu, *of_share;
+    } kept_back[2] = {
+        {(size_t)512 << 20, "what is free on its GPU, less 512 MiB for the libraries",
+         "this rank's share of what is free on its GPU, less 512 MiB for the libraries"},
+        {(size_t)1024 << 20, "what is free on its GPU, less 1024 MiB for the libraries",
+         "this rank's share of what is free on its GPU, less 1024 MiB for the libraries"}};
+    int piped = run->mesh.pipeline_size > 1, sharers = tr_world_device_sharers(run->world);
     size_t share = run->device->memory_free(run->device) / (size_t)sharers;
-    *what = sharers > 1
-                ? "this rank's share of what is free on its GPU, less 512 MiB for the libraries"
-                : "what is free on its GPU, less 512 MiB for the libraries";
-    return share > kept_back ? share - kept_back : 0;
+    *what = sharers > 1 ? kept_back[piped].of_share : kept_back[piped].of_gpu;
+    return share > kept_back[piped].bytes ? share - kept_back[piped].bytes : 0;
 }
 
 static size_t limit_of(const tr_run *run, const char **what)

@@ -5,7 +5,7 @@
 #include "engine/run_int.h"
 
 /* Collective: compares each rank's plan with memory.limit_gb, the process's address-space limit and its share of the node's available memory, or its share of what is
- * free on its GPU, where 512 MiB are kept back for the vendor's libraries. TR_ERR_MEMORY on all
+ * free on its GPU, where 512 MiB are kept back for the vendor's libraries, 1024 MiB where there are stages. TR_ERR_MEMORY on all
  * ranks with the table of the rank that is shortest, the shortfall and settings that would fit. */
 tr_status tr_memory_fit_check(tr_run *run);
 

@@ -49,6 +49,9 @@ expect 0
 genv="-genv TRINE_SHARE_GPU 1 -genv CUDASIM_DEVICES 1 -genv CUDASIM_MEMORY_MIB $((1024 + mib))" job 2 train $config "run.dir=$scratch/shared" train.steps=1
 expect 6 "not enough memory on rank 0.*this rank's share of what is free on its GPU, less 512 MiB"
 
+genv="-genv CUDASIM_MEMORY_MIB 700" job 2 train $config "run.dir=$scratch/stages" train.steps=1 parallel.pipeline=2
+expect 6 'not enough memory on rank 0.*what is free on its GPU, less 1024 MiB for the libraries is 0'
+
 # Four steps on one rank; and on four ranks until they are asked to stop, then on two, then on the CPU.
 what='one rank'
 job 1 train $config "run.dir=$scratch/one" train.steps=4
