@@ -136,12 +136,26 @@ static tr_status host_groups_create(tr_run *run)
     return node_group_create(run);
 }
 
+/* Of all ranks, whose sums of a step it gathers. */
+static tr_status decision_group_create(tr_run *run)
+{
+    int num_ranks = tr_world_size(run->world);
+    if (num_ranks == 1)
+        return TR_OK;
+    int *members = TR_NEW_ARRAY(int, (size_t)num_ranks);
+    for (int r = 0; r < num_ranks; r++)
+        members[r] = r;
+    tr_status status = tr_world_device_gather_group_create(
+        run->world, members, num_ranks, "decision", TR_STREAM_DATA, &run->decision);
+    tr_free(members);
+    return status;
+}
+
 /* What exchanges tensors. */
 static tr_status tensor_groups_create(tr_run *run)
 {
     const tr_mesh *mesh = &run->mesh;
     const tr_stream tensor = TR_STREAM_TENSOR, pipeline = TR_STREAM_PIPELINE;
-    const tr_stream data = TR_STREAM_DATA;
     TR_TRY(axis_groups_create(run, "tensor", mesh->tensor_size, key_tensor, &tensor, &run->tensor));
     TR_TRY(axis_groups_create(run, "kv", tr_kv_sharers(&run->cfg, mesh->tensor_size), key_kv,
                               &tensor, &run->kv));
@@ -150,8 +164,7 @@ static tr_status tensor_groups_create(tr_run *run)
                               &run->pipeline));
     if (run->device->unified)
         return TR_OK;
-    return axis_groups_create(run, "decision", tr_world_size(run->world), key_all, &data,
-                              &run->decision);
+    return decision_group_create(run);
 }
 
 /* ---- memory ---- */

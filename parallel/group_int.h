@@ -94,7 +94,8 @@ struct tr_group {
     tr_stream stream;
     void *scratch; /* of sums on a device, or NULL */
     size_t scratch_bytes;
-    bool native; /* sums may be the transport's own */
+    bool native;       /* sums may be the transport's own */
+    bool only_gathers; /* of equal parts */
     char *name;
     int *ranks; /* [size] world ranks */
     int size, rank;
@@ -223,8 +224,8 @@ tr_status tr_world_agree(tr_world *world, MPI_Comm comm, tr_status own, tr_statu
                          const char *what);
 /* Makes a group of any transport (tr_world_group_create). */
 tr_status tr_world_group_make(tr_world *world, const tr_group_transport *transport,
-                              tr_stream stream, const int *ranks, int num_ranks, const char *name,
-                              tr_group **group);
+                              tr_stream stream, bool only_gathers, const int *ranks, int num_ranks,
+                              const char *name, tr_group **group);
 
 /* --- world_device.c --- */
 

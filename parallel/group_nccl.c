@@ -123,6 +123,8 @@ static tr_status nccl_post(tr_group *group, tr_op *op)
     bool pair = tr_op_is_pair(op->kind);
     channel *on = pair ? channel_of(group, op) : NULL;
     TR_ASSERT(pair ? on != NULL : state->all.comm != NULL);
+    TR_ASSERT(!group->only_gathers ||
+              (op->kind == TR_OP_ALL_GATHER && tr_group_counts_are_equal(group, op)));
     tr_stream stream = pair ? on->stream : group->stream;
     TR_TRY(device->event_record(device, state->ready, TR_STREAM_COMPUTE));
     TR_TRY(device->event_wait(device, stream, state->ready));
@@ -231,7 +233,7 @@ static int64_t *one_of_each(const tr_group *group)
     return counts;
 }
 
-/* Gathers a byte of each rank, by both ways. */
+/* Gathers a byte of each rank, by both ways where both are taken. */
 static tr_status collectives_open(tr_group *group)
 {
     nccl_state *state = group->state;
@@ -248,7 +250,7 @@ static tr_status collectives_open(tr_group *group)
     tr_status status = tr_nccl_comm_open(&state->all, group, members, group->size, 0, 0);
     if (status == TR_OK)
         status = post_gather(group, &op);
-    if (status == TR_OK)
+    if (status == TR_OK && !group->only_gathers)
         status = gather_unequal(group, &op);
     if (status == TR_OK)
         status = probe_wait(group, &op, group->stream);

@@ -276,13 +276,14 @@ static void group_free(tr_group *group)
 }
 
 tr_status tr_world_group_make(tr_world *world, const tr_group_transport *transport,
-                              tr_stream stream, const int *ranks, int num_ranks, const char *name,
-                              tr_group **out)
+                              tr_stream stream, bool only_gathers, const int *ranks, int num_ranks,
+                              const char *name, tr_group **out)
 {
     TR_ASSERT(num_ranks >= 1 && num_ranks <= world->size);
     tr_group *group = group_new(world, ranks, num_ranks, name);
     group->transport = transport;
     group->stream = stream;
+    group->only_gathers = only_gathers;
     tr_status status = TR_OK;
     if (group->rank >= 0)
         TR_TRY_GOTO(status, group->transport->open(group), free_group);
@@ -310,16 +311,29 @@ tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks
                                 tr_group **out)
 {
     return tr_world_group_make(world, transport_for(world, ranks, num_ranks), TR_STREAM_COMPUTE,
-                               ranks, num_ranks, name, out);
+                               false, ranks, num_ranks, name, out);
+}
+
+static const tr_group_transport *device_transport_for(const tr_world *world, const int *ranks,
+                                                      int num_ranks)
+{
+    TR_ASSERT(world->device != NULL);
+    return world->device->unified ? transport_for(world, ranks, num_ranks)
+                                  : &tr_group_transport_nccl;
 }
 
 tr_status tr_world_device_group_create(tr_world *world, const int *ranks, int num_ranks,
                                        const char *name, tr_stream stream, tr_group **out)
 {
-    TR_ASSERT(world->device != NULL);
-    const tr_group_transport *transport =
-        world->device->unified ? transport_for(world, ranks, num_ranks) : &tr_group_transport_nccl;
-    return tr_world_group_make(world, transport, stream, ranks, num_ranks, name, out);
+    return tr_world_group_make(world, device_transport_for(world, ranks, num_ranks), stream, false,
+                               ranks, num_ranks, name, out);
+}
+
+tr_status tr_world_device_gather_group_create(tr_world *world, const int *ranks, int num_ranks,
+                                              const char *name, tr_stream stream, tr_group **out)
+{
+    return tr_world_group_make(world, device_transport_for(world, ranks, num_ranks), stream, true,
+                               ranks, num_ranks, name, out);
 }
 
 tr_status tr_world_node_group_create(tr_world *world, tr_group **out)

@@ -57,6 +57,9 @@ tr_status tr_world_group_create(tr_world *world, const int *ranks, int num_ranks
  * posts and waits mean then), and a group on TR_STREAM_PIPELINE has the channels of tr_group_channels_open only, each with a stream of its own. */
 tr_status tr_world_device_group_create(tr_world *world, const int *ranks, int num_ranks,
                                        const char *name, tr_stream stream, tr_group **group);
+/* The same for a group on which all-gathers of equal parts are all that is posted: ranks of it connect along a ring, not each with all others. */
+tr_status tr_world_device_gather_group_create(tr_world *world, const int *ranks, int num_ranks,
+                                              const char *name, tr_stream stream, tr_group **group);
 /* The same for the groups "node" of all nodes: the ranks of this rank's node in the order of the world. NULL where a rank is alone on its
  * node, or the node's ranks do not exchange through shared memory. */
 tr_status tr_world_node_group_create(tr_world *world, tr_group **group);

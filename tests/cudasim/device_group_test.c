@@ -78,14 +78,16 @@ static void test_all(int num_storms)
     setting_close(&s);
 }
 
-/* A post returns before the other ranks have posted, also the first one of many bytes. It is not the first group of its tag. */
+/* A post returns before the other ranks have posted, also the first one of many bytes. The group is not the first one of its tag, and pairs of its ranks do not connect. */
 static void test_early_post(void)
 {
     setting s;
     setting_open(&s, 5);
     member backwards = {.size = RANKS, .ranks = {3, 2, 1, 0}, .stream = TR_STREAM_DATA};
-    CHECK_OK(tr_world_device_group_create(s.world, backwards.ranks, RANKS, "backwards",
-                                          TR_STREAM_DATA, &backwards.group));
+    int64_t before = cudasim_nccl_works();
+    CHECK_OK(tr_world_device_gather_group_create(s.world, backwards.ranks, RANKS, "backwards",
+                                                 TR_STREAM_DATA, &backwards.group));
+    CHECK(cudasim_nccl_works() == before + 1);
     backwards.rank = tr_group_rank(backwards.group);
     task t = {.kind = ALL_GATHER, .on = &backwards, .counts = {MOST, MOST, MOST, MOST}};
     if (my_rank != 0)
