@@ -236,11 +236,10 @@ static tr_status order_print(const tr_config *cfg, tr_device *device, const tr_p
         printf("price of that order: none, this layout follows it naturally\n");
     else
         printf("price of that order: %+lld bytes of memory, %+lld bytes sent per step, over %s of "
-               "%lld "
-               "leaves\n",
+               "%lld lea%s\n",
                (long long)order.memory, (long long)order.sent,
                tr_config_natural_order(cfg) == TR_REDUCTION_BLOCKS ? "blocks" : "rounds",
-               (long long)cfg->parallel.data);
+               (long long)cfg->parallel.data, cfg->parallel.data == 1 ? "f" : "ves");
     tr_free(name);
     return TR_OK;
 }
