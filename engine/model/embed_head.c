@@ -32,6 +32,20 @@ tr_status tr_embed_run_forward(tr_model *model, const tr_microbatch *microbatch,
                              out);
 }
 
+/* The gradient of the position table. Rows behind the sequence's end have none: they are cleared, since other units may have left theirs in this memory. */
+static tr_status positions_backward(tr_model *model, const void *full)
+{
+    const tr_ops *ops = model->device->ops;
+    float *grad = outer_weights(model)[TR_ROLE_POSITION].grad;
+    int64_t unused = model->cfg->model.max_positions - model->T;
+    TR_TRY(ops->position_backward(model->device, model->dtype, model->B, model->T, model->H, full,
+                                  grad, model->accumulate));
+    if (model->accumulate || unused == 0)
+        return TR_OK;
+    return ops->fill_zero(model->device, grad + model->T * model->H,
+                          unused * model->H * (int64_t)sizeof(float));
+}
+
 tr_status tr_embed_run_backward(tr_model *model, const tr_microbatch *microbatch, const void *dx)
 {
     const tr_ops *ops = model->device->ops;
@@ -47,8 +61,7 @@ tr_status tr_embed_run_backward(tr_model *model, const tr_microbatch *microbatch
     TR_TRY(tr_model_gather(model, dx, &full));
     TR_TRY(tr_tensor_comm_gather_wait(&model->tensor, full, -1));
     if (w[TR_ROLE_POSITION].grad != NULL)
-        TR_TRY(ops->position_backward(model->device, model->dtype, model->B, model->T, model->H,
-                                      full, w[TR_ROLE_POSITION].grad, model->accumulate));
+        TR_TRY(positions_backward(model, full));
     return ops->embed_backward(model->device, model->dtype, model->R, model->H, model->V,
                                model->vocab_begin, microbatch->tokens, full, w[TR_ROLE_EMBED].grad,
                                model->accumulate);

@@ -1,5 +1,5 @@
 /* Layouts at their edges: fewer microbatches than stages, layers that do not divide, schedules that refuse, tied and untied heads over
- * stages, tensors smaller than their sharding group, and memory that does not grow with the number of microbatches. */
+ * stages, tensors smaller than their sharding group, positions that no sequence reaches, and memory that does not grow with the number of microbatches. */
 #include <stdio.h>
 #include <string.h>
 
@@ -154,6 +154,18 @@ static void tensors_smaller_than_the_group(fx_job *job)
     compare(job, "l", math, "parallel.data=4 parallel.pipeline=2 parallel.zero=1");
 }
 
+/* Their rows of the table have no gradient, whatever lay in the memory that units use in turn. */
+static void positions_behind_the_sequence(fx_job *job)
+{
+    if (!fx_case(job, "positions behind the sequence's end"))
+        return;
+    static const char math[] = "model.max_positions=45 train.seq_len=32 train.global_batch=4 "
+                               "train.reduction_leaves=4 train.eval_batches=1";
+    compare(job, "g", math, "parallel.data=2 parallel.zero=2 train.reduction_order=rounds");
+    compare(job, "g", math, "parallel.data=4 parallel.zero=3 parallel.pipeline=2");
+    compare(job, "g", math, "parallel.data=2 parallel.zero=1");
+}
+
 int main(int argc, char **argv)
 {
     fx_job job = fx_begin(&argc, &argv);
@@ -164,5 +176,6 @@ int main(int argc, char **argv)
     tied_and_untied_over_stages(&job);
     memory_is_flat_in_microbatches(&job);
     tensors_smaller_than_the_group(&job);
+    positions_behind_the_sequence(&job);
     return fx_end(&job);
 }
