@@ -13,14 +13,17 @@ static tr_status refuse_batch(const tr_config *cfg)
     char *batches = tr_nearest_multiples(global, data * micro);
     char *micros = global % data == 0 ? tr_nearest_divisors(micro, global / data) : NULL;
     char *sizes = global % micro == 0 ? tr_nearest_divisors(data, global / micro) : NULL;
+    int64_t each = cfg->parallel.tensor * cfg->parallel.pipeline; /* ranks of a replica */
+    char *ranks = sizes && each > 1 ? tr_format(" (of %" PRId64 " ranks each)", each) : NULL;
     tr_status status =
         tr_fail(TR_ERR_SETTINGS,
                 "%s = %" PRId64 " is no multiple of parallel.data %" PRId64 " x %s %" PRId64
-                " = %" PRId64 " sequences: use train.global_batch = %s%s%s%s%s",
+                " = %" PRId64 " sequences: use train.global_batch = %s%s%s%s%s%s",
                 tr_setting_cite(cfg, "train.global_batch"), global, data,
                 tr_setting_cite(cfg, "train.micro_batch"), micro, data * micro, batches,
                 micros ? ", or train.micro_batch = " : "", micros ? micros : "",
-                sizes ? ", or parallel.data = " : "", sizes ? sizes : "");
+                sizes ? ", or parallel.data = " : "", sizes ? sizes : "", ranks ? ranks : "");
+    tr_free(ranks);
     tr_free(batches);
     tr_free(micros);
     tr_free(sizes);
