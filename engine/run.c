@@ -388,6 +388,7 @@ tr_status tr_run_open(tr_run **out, const tr_config *cfg, MPI_Comm comm,
         run->callbacks = *callbacks;
     TR_TRY_GOTO(status, world_create(run, comm), fail);
     TR_TRY_GOTO(status, tr_run_compare_settings(run), fail);
+    tr_run_placement_tell(run);
     TR_TRY_GOTO(status, feeds_open(run), fail);
     TR_TRY_GOTO(status, tr_run_compare_data(run), fail);
     TR_TRY_GOTO(status, device_create(run), fail);

@@ -69,6 +69,9 @@ tr_status tr_run_compare_data(tr_run *run);
 /* A warning on rank 0 when processors or libraries differ. */
 tr_status tr_run_compare_numerics(tr_run *run);
 
+/* A warning on rank 0 when a tensor group spans nodes (run_placement.c). */
+void tr_run_placement_tell(const tr_run *run);
+
 /* Collective (run_decide.c): what follows the backward pass of a step, with its numbers in *metrics. TR_ERR_NUMERICS after train.max_skips skipped steps in a row. */
 tr_status tr_run_decide(tr_run *run, tr_metrics *metrics);
 

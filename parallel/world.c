@@ -176,6 +176,11 @@ int tr_world_num_nodes(const tr_world *world)
     return world->num_nodes;
 }
 
+int tr_world_node_of(const tr_world *world, int rank)
+{
+    return world->node_of[rank];
+}
+
 bool tr_world_is_one_node(const tr_world *world)
 {
     return world->num_nodes == 1 && world->shm_usable[0];

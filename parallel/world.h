@@ -31,6 +31,8 @@ int tr_world_size(const tr_world *world);
 int tr_world_local_rank(const tr_world *world); /* among the ranks of this node */
 int tr_world_local_size(const tr_world *world);
 int tr_world_num_nodes(const tr_world *world);
+/* The number of the node that a rank is on, from 0. */
+int tr_world_node_of(const tr_world *world, int rank);
 /* Whether all ranks exchange through shared memory. */
 bool tr_world_is_one_node(const tr_world *world);
 /* "shm" or "mpi": what a group of these ranks would use, in the host's memory. */

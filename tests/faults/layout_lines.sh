@@ -78,6 +78,15 @@ equal 'fields of an evaluation' "$(sed -n 2p "$scratch/four/metrics.jsonl" | gre
 metric four loss | awk '{ gsub(/[^0-9]/, ""); if (length($0) > longest) longest = length($0) } END { exit !(longest >= 16 && longest <= 17) }' ||
     fail "losses with other than 17 digits: $(metric four loss | tr '\n' ' ')"
 
+# Even and odd ranks on two nodes, as MPICH can pretend.
+apart='ranks 0 to 1 .*(parallel.tensor = 2) and are on more than one node: the network will set the pace'
+genv='-genv MPIR_CVAR_ODD_EVEN_CLIQUES 1' run two_nodes 4 parallel.tensor=2
+grep -q "$apart" "$scratch/err" || fail "$what: not told: $(cat "$scratch/err")"
+genv='-genv MPIR_CVAR_ODD_EVEN_CLIQUES 1' run two_nodes_alone 4
+! grep -q 'more than one node' "$scratch/err" || fail "$what: $(cat "$scratch/err")"
+run one_node 4 parallel.tensor=2
+! grep -q 'more than one node' "$scratch/err" || fail "$what: $(cat "$scratch/err")"
+
 # config.yaml is a configuration: the same run from it has the same bits.
 what='config.yaml of a run'
 common=
