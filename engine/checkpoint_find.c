@@ -258,7 +258,7 @@ static tr_status manifest_peek(tr_config *cfg, const tr_config *resolved, const 
             status = setting_take(cfg, &recorded, file, "tensor_slices");
         if (readable && status == TR_OK && leaves_fit(resolved, &recorded)) {
             status = setting_take(cfg, &recorded, file, "reduction_order");
-            if (status == TR_OK)
+            if (status == TR_OK && cfg->train.reduction_order != TR_REDUCTION_NATIVE)
                 status = setting_take(cfg, &recorded, file, "reduction_leaves");
         }
         tr_config_clear(&recorded);

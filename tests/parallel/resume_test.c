@@ -557,6 +557,28 @@ static void test_recorded_order(fx_job *job)
     tr_config_clear(&cfg);
 }
 
+/* native has leaves as its layout has data ranks, so that none are taken over. */
+static void test_recorded_native(fx_job *job)
+{
+    tr_metrics metrics[1];
+    fx_run fx;
+    tr_config cfg;
+    fx_open(job, &fx, "g",
+            fx_settings(folder, "parallel.data=4 train.reduction_order=native", "native", ""), NULL,
+            NULL);
+    fx_steps(&fx, 1, metrics);
+    save(&fx);
+    fx_close(&fx);
+    if (job->rank != 0)
+        return;
+    resumed_config(job, &cfg, "native", "", 2);
+    fx_check(job,
+             cfg.train.reduction_order == TR_REDUCTION_NATIVE && cfg.train.reduction_leaves == 2 &&
+                 cfg.derived.warnings == NULL,
+             "two ranks: %s", cfg.derived.warnings ? cfg.derived.warnings : "no warning");
+    tr_config_clear(&cfg);
+}
+
 /* ---- */
 
 int main(int argc, char **argv)
@@ -572,6 +594,7 @@ int main(int argc, char **argv)
         {"weights_only", test_weights_only},
         {"recorded_tree", test_recorded_tree},
         {"recorded_order", test_recorded_order},
+        {"recorded_native", test_recorded_native},
     };
     fx_job job = fx_begin(&argc, &argv);
     job.only = argc > 1 ? argv[1] : NULL;
