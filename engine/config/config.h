@@ -210,7 +210,7 @@ tr_status tr_config_override(tr_config *cfg, const char *assignment);
  * found is reported, coarse ones first: what is missing, model, ranks, batch, cuts, stages. Called
  * once, after all overrides. */
 tr_status tr_config_resolve(tr_config *cfg, int64_t num_ranks);
-/* Refuses what the device cannot do: transports, head sizes, TF32. tr_config_resolve looks where device.kind names the device; with device.kind=auto, who has found it. */
+/* Refuses what the device cannot do: transports, head sizes, TF32, cuDNN. tr_config_resolve looks where device.kind names the device; with device.kind=auto, who has found it. */
 tr_status tr_config_check_device(const tr_config *cfg, bool on_gpus);
 
 /* The place of a rank (0 ... derived.num_ranks - 1) in the mesh of a resolved configuration. */

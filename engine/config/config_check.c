@@ -186,6 +186,22 @@ static tr_status check_transport(const tr_config *cfg, bool on_gpus, const char 
                    name);
 }
 
+static tr_status check_cpu(const tr_config *cfg)
+{
+    const char *kind = cfg->device.kind == TR_DEVICE_CHOICE_AUTO ? "auto" : "cpu";
+    if (cfg->train.tf32)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = true: only GPUs have TF32, and device.kind=%s computes on the CPU "
+                       "here; leave train.tf32 out, or use device.kind=cuda",
+                       tr_setting_cite(cfg, "train.tf32"), kind);
+    if (cfg->device.attention == TR_ATTENTION_CUDNN)
+        return tr_fail(TR_ERR_SETTINGS,
+                       "%s = cudnn: cuDNN computes on GPUs, and device.kind=%s computes on the CPU "
+                       "here; leave device.attention out, or use device.kind=cuda",
+                       tr_setting_cite(cfg, "device.attention"), kind);
+    return TR_OK;
+}
+
 tr_status tr_config_check_device(const tr_config *cfg, bool on_gpus)
 {
     TR_TRY(check_transport(cfg, on_gpus, "parallel.inside", cfg->parallel.inside));
@@ -196,11 +212,5 @@ tr_status tr_config_check_device(const tr_config *cfg, bool on_gpus)
                        "model.head_dim = %d or less, more model.heads, or device.kind=cpu",
                        tr_setting_cite(cfg, "model.head_dim"), cfg->model.head_dim,
                        TR_CUDA_HEAD_DIM_MAX, TR_CUDA_HEAD_DIM_MAX);
-    if (!cfg->train.tf32 || on_gpus)
-        return TR_OK;
-    return tr_fail(TR_ERR_SETTINGS,
-                   "%s = true: only GPUs have TF32, and device.kind=%s computes on the CPU "
-                   "here; leave train.tf32 out, or use device.kind=cuda",
-                   tr_setting_cite(cfg, "train.tf32"),
-                   cfg->device.kind == TR_DEVICE_CHOICE_AUTO ? "auto" : "cpu");
+    return on_gpus ? TR_OK : check_cpu(cfg);
 }

@@ -37,6 +37,7 @@ refused 2 'not in this version' $config model.qk_norm=true
 refused 2 'parallel.inside .*= nccl: NCCL exchanges the memory of GPUs' $config parallel.inside=nccl device.kind=cpu
 refused 2 'parallel.across .*= mpi is not in this version for several ranks' $config parallel.across=mpi device.kind=cuda
 refused 2 'train.tf32 .*= true: only GPUs have TF32' $config train.tf32=true train.precision=fp32 device.kind=cpu
+refused 2 'device.attention .*= cudnn: cuDNN computes on GPUs' $config device.attention=cudnn device.kind=cpu
 refused 2 'cannot open.*none.yaml' none.yaml
 refused 2 'section.key=value' $config other
 refused 2 'unknown option --fast' $config --fast
