@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/text.h"
 #include "io/file_commit.h"
 #include "io/manifest.h"
 
@@ -338,7 +339,7 @@ static int by_step(const void *a, const void *b)
 static bool entry_parse(int dir_fd, const char *name, tr_step_entry *entry)
 {
     char text[TR_STEP_NAME + sizeof TEMP_SUFFIX];
-    size_t length = strlen(name), suffix = strlen(TEMP_SUFFIX);
+    size_t length = strlen(name);
     struct stat about;
     if (length >= sizeof text)
         return false;
@@ -347,9 +348,9 @@ static bool entry_parse(int dir_fd, const char *name, tr_step_entry *entry)
     if (fstatat(dir_fd, name, &about, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
     entry->is_link = S_ISLNK(about.st_mode);
-    if (length > suffix && strcmp(text + length - suffix, TEMP_SUFFIX) == 0) {
+    if (tr_ends_with(text, TEMP_SUFFIX)) {
         entry->is_temp = true;
-        text[length - suffix] = '\0';
+        text[length - strlen(TEMP_SUFFIX)] = '\0';
     }
     if (!tr_step_from_name(text, &entry->step) || fstatat(dir_fd, name, &about, 0) != 0 ||
         !S_ISDIR(about.st_mode))

@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "io/token_file_int.h"
 
 _Static_assert(sizeof(size_t) == 8, "token files are mapped whole: 64-bit addresses are needed");
@@ -85,12 +86,6 @@ static bool file_exists(const char *path)
     return stat(path, &about) == 0 && S_ISREG(about.st_mode);
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 /* Reads the head of `path` into bytes[32], zero-filled; 0 when it cannot be read. */
 static size_t read_head(const char *path, unsigned char bytes[32])
 {
@@ -139,7 +134,7 @@ static tr_status open_any(tr_token_file *file, const char *path)
     size_t length = strlen(path);
     size_t head_size = read_head(path, head);
     bool stem_has_index = false;
-    if (length > 4 && (ends_with(path, ".idx") || ends_with(path, ".bin"))) {
+    if (length > 4 && (tr_ends_with(path, ".idx") || tr_ends_with(path, ".bin"))) {
         char *idx = tr_format("%.*s.idx", (int)length - 4, path);
         stem_has_index = file_exists(idx);
         tr_free(idx);

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "engine/cli/cli.h"
 #include "io/file_commit.h"
 #include "io/text_documents.h"
@@ -138,12 +139,9 @@ static tr_status prefix_folder_make(const char *prefix)
 static tr_status refuse_jsonl(const char *path)
 {
     static const char *const endings[] = {".jsonl", ".jsonl.gz", ".jsonl.dz"};
-    size_t length = strlen(path);
     bool is_jsonl = false;
-    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
-        size_t ending = strlen(endings[i]);
-        is_jsonl |= length >= ending && strcmp(path + length - ending, endings[i]) == 0;
-    }
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
+        is_jsonl |= tr_ends_with(path, endings[i]);
     if (!is_jsonl)
         return TR_OK;
     return tr_fail(TR_ERR_SETTINGS,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/text.h"
 
 /* All missing settings in one message: whoever writes a file wants the whole list. */
 static tr_status check_required(const tr_config *cfg)
@@ -60,9 +61,9 @@ static char *name_of_file(const char *file)
     const char *slash = strrchr(file, '/');
     const char *base = slash ? slash + 1 : file;
     size_t length = strlen(base);
-    if (length > 5 && strcmp(base + length - 5, ".yaml") == 0)
+    if (length > 5 && tr_ends_with(base, ".yaml"))
         length -= 5;
-    else if (length > 4 && strcmp(base + length - 4, ".yml") == 0)
+    else if (length > 4 && tr_ends_with(base, ".yml"))
         length -= 4;
     return tr_format("%.*s", (int)length, base);
 }
