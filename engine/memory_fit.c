@@ -79,51 +79,48 @@ static size_t address_space_left(void)
     return limit.rlim_cur > used ? (size_t)limit.rlim_cur - used : 0;
 }
 
+enum { LIMIT_TEXT = 128 }; /* what a limit is, as an error names it */
+
 /* What the host's memory leaves for a rank. */
-static size_t host_limit(const tr_run *run, const char **what)
+static size_t host_limit(const tr_run *run, char text[LIMIT_TEXT])
 {
     size_t ranks = (size_t)tr_world_local_size(run->world), limit = node_available() / ranks;
-    *what = "this rank's share of the node's available memory";
+    const char *what = "this rank's share of the node's available memory";
     size_t container = container_available() / ranks;
     if (container < limit) {
         limit = container;
-        *what = "this rank's share of what the container's memory limit leaves";
+        what = "this rank's share of what the container's memory limit leaves";
     }
     size_t space = address_space_left();
     if (space < limit) {
         limit = space;
-        *what = "what RLIMIT_AS leaves (ulimit -v)";
+        what = "what RLIMIT_AS leaves (ulimit -v)";
     }
+    snprintf(text, LIMIT_TEXT, "%s", what);
     return limit;
 }
 
 /* What the GPU leaves for a rank. Kept back is what the vendor's libraries take later without asking: kernels that are loaded at their first use,
  * and the channels between stages, whose communicators are made last: up to six to a rank, some 100 MB each. */
-static size_t device_limit(const tr_run *run, const char **what)
+static size_t device_limit(const tr_run *run, char text[LIMIT_TEXT])
 {
-    static const struct {
-        size_t bytes;
-        const char *of_gpu, *of_share;
-    } kept_back[2] = {
-        {(size_t)512 << 20, "what is free on its GPU, less 512 MiB for the libraries",
-         "this rank's share of what is free on its GPU, less 512 MiB for the libraries"},
-        {(size_t)1024 << 20, "what is free on its GPU, less 1024 MiB for the libraries",
-         "this rank's share of what is free on its GPU, less 1024 MiB for the libraries"}};
-    int piped = run->mesh.pipeline_size > 1, sharers = tr_world_device_sharers(run->world);
+    size_t mib = run->mesh.pipeline_size > 1 ? 1024 : 512, kept_back = mib << 20;
+    int sharers = tr_world_device_sharers(run->world);
     size_t share = run->device->memory_free(run->device) / (size_t)sharers;
-    *what = sharers > 1 ? kept_back[piped].of_share : kept_back[piped].of_gpu;
-    return share > kept_back[piped].bytes ? share - kept_back[piped].bytes : 0;
+    snprintf(text, LIMIT_TEXT, "%swhat is free on its GPU, less %zu MiB for the libraries",
+             sharers > 1 ? "this rank's share of " : "", mib);
+    return share > kept_back ? share - kept_back : 0;
 }
 
-static size_t limit_of(const tr_run *run, const char **what)
+static size_t limit_of(const tr_run *run, char text[LIMIT_TEXT])
 {
     size_t limit =
-        run->device->memory_free == NULL ? host_limit(run, what) : device_limit(run, what);
+        run->device->memory_free == NULL ? host_limit(run, text) : device_limit(run, text);
     if (run->cfg.memory.limit_gb > 0) {
         size_t asked = (size_t)(run->cfg.memory.limit_gb * 1e9);
         if (asked < limit) {
             limit = asked;
-            *what = "memory.limit_gb";
+            snprintf(text, LIMIT_TEXT, "memory.limit_gb");
         }
     }
     return limit;
@@ -203,8 +200,8 @@ void tr_memory_fit_remedies(const tr_config *cfg, tr_device *device, size_t limi
 
 tr_status tr_memory_fit_check(tr_run *run)
 {
-    const char *what;
-    size_t limit = limit_of(run, &what), total = tr_run_memory_total(run);
+    char what[LIMIT_TEXT];
+    size_t limit = limit_of(run, what), total = tr_run_memory_total(run);
     int64_t shortfall = total > limit ? (int64_t)(total - limit) : 0, worst = shortfall;
     TR_TRY(tr_run_max(run, &worst, 1));
     if (worst == 0)
