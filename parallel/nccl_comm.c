@@ -212,7 +212,9 @@ static tr_status id_get(tr_nccl_comm *comm, const int *members, int num_members,
 {
     tr_group *group = comm->group;
     int tag = tag_of(group, number);
-    TR_ASSERT(number >> NUMBER_BITS == 0);
+    if (number >> NUMBER_BITS != 0)
+        return tr_fail(TR_ERR_TRANSPORT, "group %s: more than %d communicators", group->name,
+                       1 << NUMBER_BITS);
     invitation message = {.made = 0};
     if (members[0] == group->rank) {
         ncclResult_t result = tr_nccl_of(group)->GetUniqueId(&message.id);
