@@ -97,9 +97,7 @@ __global__ void __launch_bounds__(TR_FMA_THREADS, 1) fma_forward_kernel(tr_atten
 
 template <typename S> tr_status fma_forward_launch(cudaStream_t stream, tr_attention_launch launch)
 {
-    const tr_attention *args = &launch.args;
-    unsigned grid = tr_attention_grid(&launch, args->A, S::ROWS, 1, (int)(args->A / args->K),
-                                      8 * args->T * args->D);
+    unsigned grid = tr_fma_query_grid<S>(&launch);
     size_t shared = (S::ROWS_TILE + 2 * S::COLUMNS_TILE + S::RESULT) * sizeof(float);
     return TR_LAUNCH((fma_forward_kernel<S>), grid, TR_FMA_THREADS, shared, stream, launch);
 }

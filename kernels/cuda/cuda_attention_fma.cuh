@@ -213,4 +213,12 @@ __device__ inline float tr_fma_kept_factor(const tr_attention_mask &mask, int qu
     return (bits >> (key % 4) & 1) != 0 ? mask.kept_scale : 0.0f;
 }
 
+/* Fills in the grid of kernels whose rows are queries, and returns its number of blocks. */
+template <typename S> unsigned tr_fma_query_grid(tr_attention_launch *launch)
+{
+    const tr_attention *args = &launch->args;
+    return tr_attention_grid(launch, args->A, S::ROWS, 1, (int)(args->A / args->K),
+                             8 * args->T * args->D);
+}
+
 #endif

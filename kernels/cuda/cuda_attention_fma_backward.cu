@@ -172,9 +172,7 @@ template <typename S> constexpr size_t backward_shared(void)
 
 template <typename S> tr_status fma_dq_launch(cudaStream_t stream, tr_attention_launch launch)
 {
-    const tr_attention *args = &launch.args;
-    unsigned grid = tr_attention_grid(&launch, args->A, S::ROWS, 1, (int)(args->A / args->K),
-                                      8 * args->T * args->D);
+    unsigned grid = tr_fma_query_grid<S>(&launch);
     return TR_LAUNCH((fma_dq_kernel<S>), grid, TR_FMA_THREADS, backward_shared<S>(), stream,
                      launch);
 }
